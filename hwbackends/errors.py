@@ -1,0 +1,120 @@
+"""Every error that hwbackends raises on purpose. A message says which hook, which parameter, what it got, what it
+wants and what to do; code that catches by kind uses the subclasses. Nothing here imports torch."""
+
+from __future__ import annotations
+
+
+class HwBackendsError(Exception):
+    """Base of all named errors."""
+
+
+class ArgumentError(HwBackendsError, ValueError):
+    """A hook was called with an argument that the contract does not allow.
+
+    Args:
+        hook: contract name of the hook, or of the object that checks (`StatePool`, `ConvStateSidecar`).
+        parameter: name of the offending parameter, as in the contract.
+        got: what was passed, in words.
+        wanted: what the contract asks for.
+        hint: what the caller can do about it.
+    """
+
+    def __init__(self, hook: str, parameter: str, got: object, wanted: str, hint: str = "") -> None:
+        self.hook, self.parameter, self.got, self.wanted, self.hint = hook, parameter, got, wanted, hint
+        tail = f"; {hint}" if hint else ""
+        super().__init__(f"{hook}: {parameter}: got {got}, wanted {wanted}{tail}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, object, str, str]]:
+        return type(self), (self.hook, self.parameter, str(self.got), self.wanted, self.hint)
+
+
+class MissingArgumentError(ArgumentError):
+    """A parameter that this call needs was left out."""
+
+
+class ShapeError(ArgumentError):
+    """A tensor has the wrong number of dimensions or the wrong extent."""
+
+
+class DtypeError(ArgumentError):
+    """A tensor has a dtype, or a pair of tensors has dtypes, that the hook does not take."""
+
+
+class DeviceError(ArgumentError):
+    """A tensor lies on another device than the pool, or the device is not there."""
+
+
+class StrideError(ArgumentError):
+    """A tensor has a memory layout that the hook does not take."""
+
+
+class WidthError(ArgumentError):
+    """The weights' width is not the width that the state pool was made for."""
+
+
+class SlotError(ArgumentError):
+    """A slot or request row is out of range, reserved, foreign, duplicated, or freed twice."""
+
+
+class OutOfSlotsError(SlotError):
+    """More slots were asked for than are free; nothing was allocated."""
+
+
+class TreeDraftsError(ArgumentError):
+    """More than one draft per position: a conv state follows one chain of tokens only."""
+
+
+class UnsupportedError(ArgumentError):
+    """A setting that this backend, model or version does not support."""
+
+
+class GraphError(HwBackendsError):
+    """A rule for captured graphs was broken: a limit, a moved address, a buffer that would grow after capture."""
+
+
+class GraphLimitError(GraphError, ArgumentError):
+    """A batch, token or draft count beyond the limits that the graph-static buffers were made for."""
+
+
+class SyncError(GraphError):
+    """A host synchronisation where the contract forbids one."""
+
+
+class AllocationError(GraphError):
+    """A device allocation where the contract forbids one."""
+
+
+class ContractError(HwBackendsError):
+    """A contract file is malformed; the message gives file, line and path inside the document."""
+
+
+class PluginError(HwBackendsError):
+    """A backend plugin cannot be used."""
+
+
+class BackendNotFoundError(PluginError, LookupError):
+    """No such backend, or none that fits."""
+
+
+class BackendUnavailableError(PluginError):
+    """The backend exists but its probe says that it cannot run here."""
+
+
+class BackendTieError(PluginError):
+    """Several backends fit equally well; the message lists them and says how to choose."""
+
+
+class BrokenPluginError(PluginError):
+    """Importing the plugin failed; the original error is the cause."""
+
+
+class IncompatiblePluginError(PluginError):
+    """The plugin was written for another contract version."""
+
+
+class SignatureDriftError(PluginError):
+    """A hook implementation cannot accept what the contract passes."""
+
+
+class HookNotImplementedError(PluginError, NotImplementedError):
+    """The backend does not have this hook."""

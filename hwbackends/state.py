@@ -1,0 +1,500 @@
+"""The pooled per-request state: layouts, the state of one conv (`ConvState`), the pool of one part of a model
+(`StatePool`), the parts that share slots (`PoolParts`) and who owns which slot (`SlotAllocator`). Storage and
+bookkeeping only: hooks read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hwbackends.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    OutOfSlotsError,
+    ShapeError,
+    SlotError,
+    UnsupportedError,
+    WidthError,
+)
+
+Layout = Literal["window", "ring", "lazy"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+RESERVED_SLOT = 0
+"""Never allocated; where an engine's padded rows point."""
+STATE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def history_rows(width: int) -> int:
+    """S = W - 1, rows of history that a conv of width W reads."""
+    return width - 1
+
+
+def layout_rows(layout: Layout, width: int, draft_token_num: int) -> int:
+    """Rows per slot: window S, ring S + max(1, N), lazy S + max(1, N) - 1, with N = `draft_token_num`."""
+    drafts = max(1, draft_token_num)
+    extra = {"window": 0, "ring": drafts, "lazy": drafts - 1}
+    return history_rows(width) + extra[layout]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvStream:
+    """One conv state per layer: its name (Inkling: k, v, attn, mlp), channels D and dtype."""
+
+    name: str
+    dim: int
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(slots=True, eq=False)
+class ConvState:
+    """The state of one conv stream in one layer, as conv hooks take it.
+
+    Attributes:
+        tensor: [slots, rows, D], any strides; rows are raw inputs. Mutated by decode, extend, draft extend, and by
+            verify on the `ring` and `lazy` layouts.
+        layout: meaning of the rows. `window`: oldest first, rows = S. `ring`: row of absolute position p is
+            p mod rows. `lazy`: history starts at row `history_offset`.
+        width: W of the weights that this state serves.
+        draft_rows: [R, S + N, D], `window` only: verify saves history ++ x here, by request row. None: no drafts.
+        cache: for a backend's launch plans, keyed as it likes.
+    """
+
+    tensor: Tensor
+    layout: Layout
+    width: int
+    draft_rows: Tensor | None = None
+    cache: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise UnsupportedError("ConvState", "layout", repr(self.layout), f"one of {', '.join(LAYOUTS)}")
+        if self.width < 2:
+            raise WidthError("ConvState", "width", self.width, "at least 2")
+        if self.tensor.dim() != 3:
+            raise ShapeError("ConvState", "tensor", tuple(self.tensor.shape), "[slots, rows, D]")
+        least = history_rows(self.width) + (1 if self.layout == "ring" else 0)
+        exact = self.layout == "window"
+        if self.rows < least or (exact and self.rows != least):
+            wanted = f"{'exactly' if exact else 'at least'} {least} rows for width {self.width} on {self.layout}"
+            raise ShapeError("ConvState", "tensor", f"{self.rows} rows", wanted)
+
+    @property
+    def slots(self) -> int:
+        """Slots, slot 0 counted."""
+        return self.tensor.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows per slot."""
+        return self.tensor.shape[1]
+
+    @property
+    def dim(self) -> int:
+        """Channels D."""
+        return self.tensor.shape[2]
+
+    @property
+    def history(self) -> int:
+        """S = W - 1."""
+        return self.width - 1
+
+
+class StatePool:
+    """The state of one part of a model (the target, or one draft head), for every layer, stream and slot.
+
+    Streams of one dtype are channel slices of one storage, so that neighbours (k and v) can be served as one conv.
+    Everything is zeroed at construction. Use `wrap` for tensors that an engine already owns.
+
+    Args:
+        streams: conv streams, in channel order.
+        num_slots: slots, reserved slot 0 counted.
+        width: W, kernel width of every conv that uses the pool.
+        layers: ids of the layers that hold state, in the order of the pool's first axis; an int means 0..n-1.
+        layout: `window`, `ring` or `lazy`.
+        draft_token_num: N, tokens per request in a verify step (the target's own token counted); 0: no speculation.
+        request_rows: R, rows of the engine's request pool; the extent of `mamba_index_mapping` and draft buffers.
+        device: where everything lies.
+        ring_rows: C, at least S + max(1, N) (the default); larger lets N grow later.
+        ssm_shape: shape of one request's SSM state in one layer; None: no SSM state.
+        ssm_dtype: its dtype.
+        mamba_index_mapping: [R] int32, request row to slot; made (all 0) if not given, shared between parts if given.
+        mamba_v2p_table: [V] int64, virtual to physical slot, entry 0 is 0; None: the map holds physical slots.
+        track_interval: tokens between snapshots (`mamba_cache_chunk_size`).
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[ConvStream],
+        *,
+        num_slots: int,
+        width: int,
+        layers: int | Sequence[int] = 1,
+        layout: Layout = "window",
+        draft_token_num: int = 0,
+        request_rows: int | None = None,
+        device: torch.device | str = "cpu",
+        ring_rows: int | None = None,
+        ssm_shape: Sequence[int] | None = None,
+        ssm_dtype: torch.dtype = torch.float32,
+        mamba_index_mapping: Tensor | None = None,
+        mamba_v2p_table: Tensor | None = None,
+        track_interval: int = 64,
+    ) -> None:
+        _check_sizes(layout, width, num_slots, draft_token_num, track_interval)
+        layer_ids = _layer_ids(layers)
+        requests = request_rows if request_rows is not None else num_slots
+        if mamba_index_mapping is None:
+            mamba_index_mapping = torch.zeros(requests, dtype=torch.int32, device=device)
+        requests = mamba_index_mapping.shape[0]
+        rows = _ring_rows(ring_rows, layout, width, draft_token_num)
+        lead = (len(layer_ids), num_slots, rows)
+        conv, groups = _allocate_streams(streams, lead, device)
+        drafts: dict[str, Tensor] = {}
+        draft_groups: dict[str, Tensor] = {}
+        if layout == "window" and draft_token_num:
+            lead = (len(layer_ids), requests, history_rows(width) + draft_token_num)
+            drafts, draft_groups = _allocate_streams(streams, lead, device)
+        ssm = intermediate = None
+        if ssm_shape is not None:
+            ssm = torch.zeros(len(layer_ids), num_slots, *ssm_shape, dtype=ssm_dtype, device=device)
+            if draft_token_num:
+                shape = (len(layer_ids), requests, draft_token_num, *ssm_shape)
+                intermediate = torch.zeros(shape, dtype=ssm_dtype, device=device)
+        self._set(layer_ids, layout, width, draft_token_num, track_interval, mamba_index_mapping, mamba_v2p_table)
+        self._own(conv, drafts, ssm, intermediate)
+        self._groups, self._draft_groups = groups, draft_groups
+
+    @classmethod
+    def wrap(
+        cls,
+        conv_streams: Mapping[str, Tensor],
+        *,
+        width: int,
+        mamba_index_mapping: Tensor,
+        layers: Sequence[int] | None = None,
+        layout: Layout = "window",
+        draft_token_num: int = 0,
+        draft_rows: Mapping[str, Tensor] | None = None,
+        ssm_state: Tensor | None = None,
+        intermediate_ssm: Tensor | None = None,
+        mamba_v2p_table: Tensor | None = None,
+        track_interval: int = 64,
+    ) -> StatePool:
+        """A pool over an engine's own tensors; nothing is copied.
+
+        Args:
+            conv_streams: name to [L, slots, rows, D], any strides. A pool of [L, slots, D, rows] is passed as
+                `tensor.transpose(-1, -2)`.
+            draft_rows: name to [L, R, S + N, D], `window` with drafts; made here if left out.
+            intermediate_ssm: [L, R, N, ...], state of each draft step by request row.
+
+        The other arguments are those of the constructor.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: tensors that do not fit together.
+        """
+        first = next(iter(conv_streams.values()), None)
+        if first is None or first.dim() != 4:
+            raise ShapeError("StatePool", "conv_streams", "no 4-d tensor", "name -> [L, slots, rows, D]")
+        _check_sizes(layout, width, first.shape[1], draft_token_num, track_interval)
+        if draft_rows is None and layout == "window" and draft_token_num:
+            extent = (first.shape[0], mamba_index_mapping.shape[0], history_rows(width) + draft_token_num)
+            draft_rows = {n: t.new_zeros(*extent, t.shape[-1]) for n, t in conv_streams.items()}
+        pool = cls.__new__(cls)
+        layer_ids = _layer_ids(first.shape[0] if layers is None else layers)
+        pool._set(layer_ids, layout, width, draft_token_num, track_interval, mamba_index_mapping, mamba_v2p_table)
+        pool._own(dict(conv_streams), dict(draft_rows or {}), ssm_state, intermediate_ssm)
+        pool._groups, pool._draft_groups = {}, {}
+        return pool
+
+    def _set(
+        self,
+        layer_ids: tuple[int, ...],
+        layout: Layout,
+        width: int,
+        draft_token_num: int,
+        track_interval: int,
+        mamba_index_mapping: Tensor,
+        mamba_v2p_table: Tensor | None,
+    ) -> None:
+        if mamba_index_mapping.dim() != 1 or mamba_index_mapping.dtype not in (torch.int32, torch.int64):
+            got = f"{tuple(mamba_index_mapping.shape)} {mamba_index_mapping.dtype}"
+            raise DtypeError("StatePool", "mamba_index_mapping", got, "[R] int32 or int64")
+        if mamba_v2p_table is not None and (mamba_v2p_table.dim() != 1 or mamba_v2p_table.dtype != torch.int64):
+            got = f"{tuple(mamba_v2p_table.shape)} {mamba_v2p_table.dtype}"
+            raise DtypeError("StatePool", "mamba_v2p_table", got, "[V] int64")
+        self.layer_ids = layer_ids
+        self.layout: Layout = layout
+        self.width = width
+        self.draft_token_num = draft_token_num
+        self.track_interval = track_interval
+        self.mamba_index_mapping = mamba_index_mapping
+        self.mamba_v2p_table = mamba_v2p_table
+        self.cache: dict[object, object] = {}
+        self._layer_index = {layer: index for index, layer in enumerate(layer_ids)}
+        self._states: dict[tuple[str | tuple[str, ...], int], ConvState] = {}
+
+    def _own(
+        self,
+        conv_streams: dict[str, Tensor],
+        draft_rows: dict[str, Tensor],
+        ssm_state: Tensor | None,
+        intermediate_ssm: Tensor | None,
+    ) -> None:
+        first = next(iter(conv_streams.values()))
+        layers, slots, rows = first.shape[:3]
+        requests = self.mamba_index_mapping.shape[0]
+        drafts = history_rows(self.width) + self.draft_token_num
+        expected: list[tuple[str, Tensor, tuple[int, ...]]] = [
+            *((name, t, (layers, slots, rows, t.shape[-1])) for name, t in conv_streams.items()),
+            *((f"draft_rows[{n!r}]", t, (layers, requests, drafts, conv_streams[n].shape[-1]))
+              for n, t in draft_rows.items()),
+        ]  # fmt: skip
+        if ssm_state is not None:
+            expected.append(("ssm_state", ssm_state, (layers, slots, *ssm_state.shape[2:])))
+            if intermediate_ssm is not None:
+                tail = ssm_state.shape[2:]
+                shape = (layers, intermediate_ssm.shape[1], self.draft_token_num, *tail)
+                expected.append(("intermediate_ssm", intermediate_ssm, shape))
+        for name, tensor, shape in expected:
+            _check_tensor(name, tensor, shape, self.mamba_index_mapping.device)
+        if layers != len(self.layer_ids):
+            raise ShapeError("StatePool", "layers", f"{len(self.layer_ids)} layer ids", f"{layers}, as the tensors")
+        self.conv_streams, self.draft_rows = conv_streams, draft_rows
+        self.ssm_state, self.intermediate_ssm = ssm_state, intermediate_ssm
+        self.num_slots, self.rows = slots, rows
+        self.conv_state(next(iter(conv_streams)), self.layer_ids[0])  # rows against layout and width
+
+    _groups: dict[str, Tensor]
+    _draft_groups: dict[str, Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor of the pool."""
+        return self.mamba_index_mapping.device
+
+    @property
+    def request_rows(self) -> int:
+        """R, rows of the engine's request pool."""
+        return self.mamba_index_mapping.shape[0]
+
+    @property
+    def num_layers(self) -> int:
+        """L, layers that hold state."""
+        return len(self.layer_ids)
+
+    def conv_state(self, stream: str | tuple[str, ...], layer_id: int) -> ConvState:
+        """The state of one stream in one layer, or of neighbouring streams as one; the same object every time.
+
+        Raises:
+            ArgumentError: no such stream or layer, or the streams are not neighbours in one storage.
+        """
+        found = self._states.get((stream, layer_id))
+        if found is None:
+            found = self._states[stream, layer_id] = self._make_state(stream, layer_id)
+        return found
+
+    def _make_state(self, stream: str | tuple[str, ...], layer_id: int) -> ConvState:
+        index = self._layer_index.get(layer_id)
+        if index is None:
+            raise ArgumentError("StatePool.conv_state", "layer_id", layer_id, f"one of {list(self.layer_ids)}")
+        names = (stream,) if isinstance(stream, str) else stream
+        for name in names:
+            if name not in self.conv_streams:
+                known = ", ".join(self.conv_streams)
+                raise ArgumentError("StatePool.conv_state", "stream", repr(name), f"one of {known}")
+        conv = _merge([self.conv_streams[name][index] for name in names])
+        has_drafts = names[0] in self.draft_rows
+        drafts = _merge([self.draft_rows[name][index] for name in names]) if has_drafts else None
+        return ConvState(conv, self.layout, self.width, drafts)
+
+    def storages(self) -> list[Tensor]:
+        """Conv state as few tensors [L, slots, rows, D]: one per dtype where the pool allocated it itself."""
+        return list(self._groups.values()) or list(self.conv_streams.values())
+
+    def draft_storages(self) -> list[Tensor]:
+        """Draft rows in the same grouping as `storages`; empty where the layout keeps none."""
+        return list(self._draft_groups.values()) or list(self.draft_rows.values())
+
+    def addresses(self) -> dict[str, int]:
+        """Address of every tensor that a graph may hold."""
+        tensors = {f"conv[{n}]": t for n, t in self.conv_streams.items()}
+        tensors |= {f"draft_rows[{n}]": t for n, t in self.draft_rows.items()}
+        named = {
+            "ssm_state": self.ssm_state,
+            "intermediate_ssm": self.intermediate_ssm,
+            "mamba_index_mapping": self.mamba_index_mapping,
+            "mamba_v2p_table": self.mamba_v2p_table,
+        }
+        tensors |= {name: t for name, t in named.items() if t is not None}
+        return {name: t.data_ptr() for name, t in tensors.items()}
+
+
+class PoolParts:
+    """The pools of a model's parts, by part name. Parts share slots and the map; clear and copy reach all of them."""
+
+    def __init__(self, parts: Mapping[str, StatePool]) -> None:
+        pools = list(parts.values())
+        if not pools:
+            raise ArgumentError("PoolParts", "parts", "none", "at least one pool")
+        first = pools[0]
+        for name, pool in parts.items():
+            if pool.mamba_index_mapping is not first.mamba_index_mapping or pool.num_slots != first.num_slots:
+                raise ArgumentError(
+                    "PoolParts", name, "a pool with its own map or slots", "one mamba_index_mapping and num_slots"
+                )
+        self.parts = dict(parts)
+
+    def __iter__(self) -> Iterator[StatePool]:
+        return iter(self.parts.values())
+
+    def __getitem__(self, name: str) -> StatePool:
+        return self.parts[name]
+
+
+class SlotAllocator:
+    """Who owns which slot: hands out slots 1..num_slots-1, lowest first. Host side only.
+
+    A failed call changes nothing.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if num_slots < 2:
+            raise SlotError("SlotAllocator", "num_slots", num_slots, "at least 2: slot 0 is reserved")
+        self.num_slots = num_slots
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every slot free."""
+        self._free = list(range(self.num_slots - 1, RESERVED_SLOT, -1))
+        self._used: set[int] = set()
+
+    @property
+    def available(self) -> int:
+        """Free slots."""
+        return len(self._free)
+
+    @property
+    def used(self) -> frozenset[int]:
+        """Slots that are handed out."""
+        return frozenset(self._used)
+
+    def alloc(self, count: int = 1) -> list[int]:
+        """Hand out `count` slots.
+
+        Raises:
+            OutOfSlotsError: fewer are free; none was handed out.
+        """
+        if count < 0:
+            raise SlotError("SlotAllocator.alloc", "count", count, "at least 0")
+        if count > len(self._free):
+            hint = "free finished requests first, or make the pool larger"
+            raise OutOfSlotsError("SlotAllocator.alloc", "count", count, f"at most {len(self._free)} free slots", hint)
+        taken = [self._free.pop() for _ in range(count)]
+        self._used.update(taken)
+        return taken
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Give slots back.
+
+        Raises:
+            SlotError: a slot is not handed out (freed twice, foreign, reserved), or is named twice; none was freed.
+        """
+        given = list(slots)
+        if len(set(given)) != len(given):
+            raise SlotError("SlotAllocator.free", "slots", given, "each slot once")
+        for slot in given:
+            if slot not in self._used:
+                why = "not handed out" if RESERVED_SLOT < slot < self.num_slots else "not a slot of this pool"
+                raise SlotError("SlotAllocator.free", "slots", f"{slot}, {why}", "slots that alloc() handed out")
+        self._used.difference_update(given)
+        self._free.extend(reversed(given))
+
+
+def _check_sizes(layout: Layout, width: int, num_slots: int, draft_token_num: int, track_interval: int) -> None:
+    if layout not in LAYOUTS:
+        raise UnsupportedError("StatePool", "layout", repr(layout), f"one of {', '.join(LAYOUTS)}")
+    if width < 2:
+        raise WidthError("StatePool", "width", width, "at least 2")
+    if num_slots < 2:
+        raise SlotError("StatePool", "num_slots", num_slots, "at least 2: slot 0 is reserved")
+    if draft_token_num < 0:
+        raise ArgumentError("StatePool", "draft_token_num", draft_token_num, "at least 0")
+    if track_interval < 1:
+        raise ArgumentError("StatePool", "track_interval", track_interval, "at least 1")
+
+
+def _ring_rows(ring_rows: int | None, layout: Layout, width: int, draft_token_num: int) -> int:
+    least = layout_rows(layout, width, draft_token_num)
+    if ring_rows is None:
+        return least
+    if layout != "ring":
+        raise ArgumentError("StatePool", "ring_rows", ring_rows, f"None on layout {layout}")
+    if ring_rows < least:
+        raise ShapeError("StatePool", "ring_rows", ring_rows, f"at least {least} = S + max(1, draft_token_num)")
+    return ring_rows
+
+
+def _layer_ids(layers: int | Sequence[int]) -> tuple[int, ...]:
+    ids = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
+    if not ids or len(set(ids)) != len(ids):
+        raise ArgumentError("StatePool", "layers", list(ids), "at least one layer id, each once")
+    return ids
+
+
+def _allocate_streams(
+    streams: Sequence[ConvStream], lead: tuple[int, ...], device: torch.device | str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One zeroed storage per dtype, and each stream as a channel slice of it, in the order given."""
+    names = [stream.name for stream in streams]
+    if not names or len(set(names)) != len(names):
+        raise ArgumentError("StatePool", "streams", names, "at least one stream, each name once")
+    by_dtype: dict[torch.dtype, list[ConvStream]] = {}
+    for stream in streams:
+        if stream.dtype not in STATE_DTYPES:
+            raise DtypeError("StatePool", f"streams[{stream.name!r}]", stream.dtype, "a floating dtype of 16 bits up")
+        by_dtype.setdefault(stream.dtype, []).append(stream)
+    slices: dict[str, Tensor] = {}
+    groups: dict[str, Tensor] = {}
+    for dtype, members in by_dtype.items():
+        storage = torch.zeros(*lead, sum(member.dim for member in members), dtype=dtype, device=device)
+        groups[str(dtype)] = storage
+        start = 0
+        for member in members:
+            slices[member.name] = storage[..., start : start + member.dim]
+            start += member.dim
+    return {name: slices[name] for name in names}, groups
+
+
+def _merge(parts: list[Tensor]) -> Tensor:
+    """Neighbouring channel slices as one view."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    offset, total = first.storage_offset(), 0
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.storage_offset() != offset + total or part.stride() != first.stride():
+            raise ArgumentError(
+                "StatePool.conv_state",
+                "stream",
+                "streams that are not neighbours in one storage",
+                "streams of one dtype that were declared one after the other",
+                "call the conv once per stream",
+            )
+        total += part.shape[-1]
+    return first.as_strided((*first.shape[:-1], total), first.stride(), offset)
+
+
+def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ShapeError("StatePool", name, tuple(tensor.shape), str(shape))
+    if tensor.dtype not in STATE_DTYPES:
+        raise DtypeError("StatePool", name, tensor.dtype, "float16, bfloat16, float32 or float64")
+    if tensor.device != device:
+        raise DeviceError("StatePool", name, tensor.device, f"{device}, as mamba_index_mapping")
