@@ -88,6 +88,24 @@ class ContractError(HwBackendsError):
     """A contract file is malformed; the message gives file, line and path inside the document."""
 
 
+class MissingPackageError(HwBackendsError, ImportError):
+    """Something was asked for that needs a package which is not installed.
+
+    Args:
+        wanted_by: what needs it, in words.
+        package: the package that could not be imported.
+        extra: extra of hwbackends that brings it, if one does.
+    """
+
+    def __init__(self, wanted_by: str, package: str, extra: str = "") -> None:
+        self.wanted_by, self.package, self.extra = wanted_by, package, extra
+        way = f"pip install 'hwbackends[{extra}]'" if extra else f"pip install {package}"
+        super().__init__(f"{wanted_by}: package {package!r} is not installed; install it with: {way}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.wanted_by, self.package, self.extra)
+
+
 class PluginError(HwBackendsError):
     """A backend plugin cannot be used."""
 

@@ -103,6 +103,16 @@ def module_folders(module: str) -> list[Path]:
     return [folder if folder.is_dir() else folder.parent for folder in folders]
 
 
+def module_file(module: str) -> Path | None:
+    """Source file of a module, found without importing it or its package."""
+    name = module.rpartition(".")[2]
+    for folder in module_folders(module):
+        for path in (folder / f"{name}.py", folder / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
 def find_manifest(module: str) -> Path:
     """Path of the manifest beside `module`.
 
@@ -115,7 +125,9 @@ def find_manifest(module: str) -> Path:
             return folder / MANIFEST_NAME
     top = module.partition(".")[0]
     where = ", ".join(map(str, folders)) if folders else f"package {top!r} is not installed"
-    raise PluginError(f"no {MANIFEST_NAME} beside module {module!r} ({where}); add one with at least: contract, devices")
+    raise PluginError(
+        f"no {MANIFEST_NAME} beside module {module!r} ({where}); add one with at least: contract, devices"
+    )
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -1,0 +1,226 @@
+"""`hwbackends doctor`: what is installed, what can run here, what would be chosen and why. Reads metadata, manifests
+and source, and asks the plugins' probes; imports no torch unless a plugin's own probe does so, or `--load` is given."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hwbackends import __version__
+from hwbackends.binding import inspect_plugin
+from hwbackends.candidates import Candidate, State, import_plugin
+from hwbackends.contracts import load_contract
+from hwbackends.errors import HwBackendsError
+from hwbackends.manifest import module_file
+from hwbackends.registry import REFERENCE, backends
+from hwbackends.selection import ENVIRONMENT, Request, select
+
+PACKAGES = ("torch", "triton", "torch_npu", "triton-ascend", "transformers", "sglang", "vllm", "pluggy")
+_COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}
+
+
+def static_origin(module: str, name: str, depth: int = 5) -> str | None:
+    """`file:line` where `module` defines `name`, followed through `from ... import`, without importing anything."""
+    path = module_file(module)
+    if path is None or depth == 0:
+        return None
+    for node in _statements(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return f"{path}:{node.lineno}"
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return f"{path}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return static_origin(_source(module, path, node), alias.name, depth - 1)
+    return None
+
+
+def _statements(path: Path) -> Iterator[ast.AST]:
+    """Every statement of a file that is not inside a function or class; none if it is not Python."""
+    try:
+        pending: list[ast.AST] = [*ast.parse(path.read_bytes()).body]
+    except (OSError, SyntaxError, ValueError):
+        return
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def _source(module: str, path: Path, node: ast.ImportFrom) -> str:
+    """Absolute name of the module that a `from` statement reads."""
+    if not node.level:
+        return node.module or ""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return resolve_name("." * node.level + (node.module or ""), package)
+
+
+def hooks_of(candidate: Candidate) -> dict[str, str | None]:
+    """Origin of each hook of the contract in a candidate; None where it has no such hook."""
+    module = candidate.value.partition(":")[0].strip()
+    return {hook: static_origin(module, hook) for hook in load_contract().hooks}
+
+
+def report(device: str | None = None, *, load: bool = False) -> dict[str, Any]:
+    """Everything that the doctor knows, as JSON-ready data.
+
+    Args:
+        device: probe and choose for this device.
+        load: also import every available plugin and hold its hooks against the contract.
+    """
+    contract = load_contract()
+    candidates = backends(device)
+    return {
+        "hwbackends": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "contract": {"name": contract.name, "version": contract.version, "path": str(contract.path)},
+        "packages": {name: _version(name) for name in PACKAGES},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("HWBACKENDS_")},
+        "selection": _selection(device, candidates),
+        "backends": [_describe(candidate, load) for candidate in candidates],
+        "engines": _engines(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _selection(device: str | None, candidates: tuple[Candidate, ...]) -> dict[str, str | None]:
+    request = Request(None, device, os.environ.get(ENVIRONMENT, ""))
+    try:
+        chosen = select(request, candidates)
+    except HwBackendsError as error:
+        return {"device": device, "name": None, "rule": None, "error": str(error)}
+    return {"device": device, "name": chosen.candidate.name, "rule": chosen.rule, "error": None}
+
+
+def _describe(candidate: Candidate, load: bool) -> dict[str, Any]:
+    manifest = candidate.manifest
+    return {
+        "name": candidate.name,
+        "state": str(candidate.state),
+        "reason": candidate.reason,
+        "hint": candidate.hint,
+        "distribution": candidate.distribution,
+        "version": candidate.version,
+        "module": candidate.value,
+        "manifest": str(manifest.path) if manifest else None,
+        "contract": manifest.contract.text if manifest else None,
+        "devices": list(candidate.devices),
+        "priority": candidate.priority,
+        "hooks": hooks_of(candidate),
+        "drifts": _drifts(candidate) if load else None,
+    }
+
+
+def _drifts(candidate: Candidate) -> list[str]:
+    """What importing and validating an available plugin finds."""
+    if candidate.state is not State.AVAILABLE:
+        return []
+    try:
+        return [str(drift) for drift in inspect_plugin(import_plugin(candidate)).drifts]
+    except HwBackendsError as error:
+        return [str(error)]
+
+
+def _engines() -> list[dict[str, Any]]:
+    """State of the engine plugins, as they tell it themselves."""
+    if find_spec("hwbackends.engines") is None or find_spec("hwbackends.engines.activation") is None:
+        return []
+    from importlib import import_module
+
+    states: list[dict[str, Any]] = import_module("hwbackends.engines.activation").status()
+    return states
+
+
+def render(data: dict[str, Any], console: Console) -> None:
+    """Print a report for people."""
+    contract = data["contract"]
+    console.print(f"hwbackends {data['hwbackends']}, Python {data['python']}, {data['platform']}", highlight=False)
+    console.print(f"contract {contract['name']} {contract['version']}: {contract['path']}", highlight=False)
+    installed = ", ".join(f"{name} {version or '-'}" for name, version in data["packages"].items())
+    console.print(f"packages: {installed}", highlight=False)
+    for name, value in data["environment"].items():
+        console.print(f"{name}={value}", highlight=False, markup=False)
+    console.print(_backend_table(data))
+    console.print(_hook_table(data))
+    for item in data["backends"]:
+        _render_details(item, console)
+    for engine in data["engines"]:
+        console.print(" ".join(f"{key}={value}" for key, value in engine.items()), highlight=False, markup=False)
+    selection = data["selection"]
+    where = f" for {selection['device']}" if selection["device"] else ""
+    chosen = f"load(){where} takes {selection['name']} ({selection['rule']})"
+    console.print(selection["error"] or chosen, highlight=False, markup=False)
+
+
+def _backend_table(data: dict[str, Any]) -> Table:
+    table = Table(title="backends")
+    for column in ("name", "state", "devices", "priority", "package", "hooks"):
+        table.add_column(column)
+    for item in data["backends"]:
+        colour = _COLOURS.get(State(item["state"]), "red")
+        hooks = item["hooks"]
+        count = f"{sum(origin is not None for origin in hooks.values())}/{len(hooks)}"
+        package = f"{item['distribution']} {item['version']}"
+        state = f"[{colour}]{item['state']}[/]"
+        table.add_row(item["name"], state, " ".join(item["devices"]), str(item["priority"]), package, count)
+    return table
+
+
+def _render_details(item: dict[str, Any], console: Console) -> None:
+    hint = f"; {item['hint']}" if item["hint"] else ""
+    console.print(f"{item['name']}: {item['reason']}{hint}", highlight=False, markup=False)
+    for drift in item["drifts"] or ():
+        console.print(f"  drift: {drift}", highlight=False, markup=False)
+
+
+def _hook_table(data: dict[str, Any]) -> Table:
+    table = Table(title="hooks, and where each comes from")
+    table.add_column("hook")
+    for item in data["backends"]:
+        table.add_column(item["name"])
+    for name, hook in load_contract().hooks.items():
+        cells = [_cell(item, name, hook.optional) for item in data["backends"]]
+        table.add_row(name, *cells)
+    return table
+
+
+def _cell(item: dict[str, Any], hook: str, optional: bool) -> str:
+    origin = item["hooks"][hook]
+    if origin is not None:
+        path, _, line = origin.rpartition(":")
+        return f"{Path(path).name}:{line}"
+    lends = "" if item["name"] == REFERENCE else f" ({REFERENCE} with fallback=True)"
+    return f"{'optional, ' if optional else ''}not there{lends}"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
+@click.option("--device", default=None, metavar="DEVICE", help="Probe and choose for this device, such as cuda:0.")
+@click.option("--load", is_flag=True, help="Also import every available plugin and check its hooks.")
+def command(as_json: bool, device: str | None, load: bool) -> None:
+    """Show every installed backend, whether it can run here and why, and which one would be chosen."""
+    data = report(device, load=load)
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+        return
+    render(data, Console())
