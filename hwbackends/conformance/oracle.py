@@ -44,7 +44,7 @@ def round_to(values: Array, dtype: str) -> Array:
     rounded = np.where(finite, np.rint(np.where(finite, wide, 0) / gap) * gap, wide)
     largest = _FORMATS[dtype][2]
     overflow = finite & (np.abs(rounded) > largest)
-    return np.where(overflow, np.sign(wide) * np.inf, rounded).astype(np.float64)
+    return np.where(overflow, np.copysign(np.inf, wide), rounded).astype(np.float64)
 
 
 def v_rows(history: Array | None, x: Array, width: int) -> Array:
@@ -73,7 +73,9 @@ def conv(
     """
     total = _sum(v, weight, bias)
     y: Array = total / (1 + np.exp(-total)) if activation == "silu" else total
-    return y + _inputs(v, weight) if residual else y
+    if residual:
+        y = y + _inputs(v, weight)
+    return y
 
 
 def error_bound(
