@@ -109,8 +109,9 @@ class StepMetadata:
         cache_indices: [B] int32/int64, physical slot that the step writes; padded rows -1.
         source_indices: [B], same dtype, physical slot that holds the history; equal to `cache_indices` unless the
             batch said otherwise; padded rows -1.
-        query_start_loc: [B + 1] int32, token offsets. Padded requests have length 0 in extend; in the other phases
-            it is `arange(B + 1) * tokens per request`, and `cache_indices` alone tells the padded rows.
+        query_start_loc: [B + 1] int32, token offsets. In extend, rows at or behind the live count have length 0, and
+            a padded row inside it keeps its tokens; in the other phases it is `arange(B + 1) * tokens per request`.
+            `cache_indices` alone tells the padded rows.
         has_initial_state: [B] bool; padded rows false.
         computed_lens: [B] int32, rows consumed before the step (n_b); padded rows 0.
         seq_idx: [T] int32, request of each token; -1 behind the last live token.

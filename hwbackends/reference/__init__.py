@@ -1,0 +1,1 @@
+"""The `reference` backend: pure torch on any device, every hook, every layout."""

@@ -1,0 +1,30 @@
+"""The plugin module of the `reference` backend: `hwbackends.torch_ops` under the contract's names."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hwbackends.hookspecs import ProbeResult, hookimpl
+from hwbackends.torch_ops import commit, conv, epilogue, metadata
+
+prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)
+prepare_extend_metadata = hookimpl(metadata.prepare_extend_metadata)
+prepare_target_verify_metadata = hookimpl(metadata.prepare_target_verify_metadata)
+prepare_draft_extend_metadata = hookimpl(metadata.prepare_draft_extend_metadata)
+conv_decode = hookimpl(conv.conv_decode)
+conv_extend = hookimpl(conv.conv_extend)
+conv_target_verify = hookimpl(conv.conv_target_verify)
+conv_draft_extend = hookimpl(conv.conv_draft_extend)
+update_mamba_state_after_mtp_verify = hookimpl(commit.update_mamba_state_after_mtp_verify)
+clear_slots = hookimpl(commit.clear_slots)
+copy_slots = hookimpl(commit.copy_slots)
+fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
+fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)
+
+
+@hookimpl
+def probe(device: str | None = None) -> ProbeResult:
+    """Pure torch runs wherever torch runs."""
+    if find_spec("torch") is None:
+        return ProbeResult(False, "torch is not installed", "pip install 'hwbackends[reference]'")
+    return ProbeResult(True, "pure torch, any device")

@@ -1,0 +1,74 @@
+"""The fused epilogue in pure torch: conv, then add to the residual stream, then RMSNorm, composed from its parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hwbackends import checks
+from hwbackends.metadata import StepMetadata
+from hwbackends.state import ConvState
+from hwbackends.torch_ops.conv import conv_decode, conv_target_verify
+
+
+def fused_decode_add_rmsnorm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    residual_stream: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See `hookspecs.fused_decode_add_rmsnorm`."""
+    checks.epilogue("fused_decode_add_rmsnorm", x, residual_stream, norm_weight, out)
+    y = conv_decode(x, weight, bias, state, metadata, activation, residual)
+    return _add_rmsnorm(y, metadata, 1, residual_stream, norm_weight, eps, out)
+
+
+def fused_target_verify_add_rmsnorm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    residual_stream: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See `hookspecs.fused_target_verify_add_rmsnorm`."""
+    checks.epilogue("fused_target_verify_add_rmsnorm", x, residual_stream, norm_weight, out)
+    y = conv_target_verify(x, weight, bias, state, metadata, activation, residual)
+    return _add_rmsnorm(y, metadata, metadata.draft_token_num, residual_stream, norm_weight, eps, out)
+
+
+def _add_rmsnorm(
+    y: Tensor,
+    metadata: StepMetadata,
+    tokens: int,
+    residual_stream: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    out: Tensor | None,
+) -> Tensor:
+    """h = residual_stream + y; residual_stream <- h; out = h * rsqrt(mean(h * h) + eps) * norm_weight.
+
+    h stays in float32 (float64 for float64) until each of the two stores.
+    """
+    compute = torch.float64 if y.dtype == torch.float64 else torch.float32
+    live = (metadata.cache_indices > 0).repeat_interleave(tokens, output_size=metadata.num_reqs * tokens)
+    live = torch.nn.functional.pad(live, (0, y.shape[0] - len(live)), value=False)[:, None]
+    h = residual_stream.to(compute) + y.to(compute)
+    scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    normed = h * scale * norm_weight.to(compute)
+    residual_stream.copy_(torch.where(live, h.to(y.dtype), residual_stream))
+    out = torch.empty_like(y) if out is None else out
+    out.copy_(torch.where(live, normed, torch.zeros((), dtype=compute, device=y.device)))
+    return out
