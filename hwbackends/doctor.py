@@ -31,7 +31,10 @@ _COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}
 
 
 def static_origin(module: str, name: str, depth: int = 5) -> str | None:
-    """`file:line` where `module` defines `name`, followed through `from ... import`, without importing anything."""
+    """`file:line` where `module` defines `name`, without importing anything.
+
+    Followed: `from x import name`, `name = other`, `name = hookimpl(other)` and `name = hookimpl(module.other)`.
+    """
     path = module_file(module)
     if path is None or depth == 0:
         return None
@@ -39,11 +42,35 @@ def static_origin(module: str, name: str, depth: int = 5) -> str | None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return f"{path}:{node.lineno}"
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return f"{path}:{node.lineno}"
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return static_origin(_source(module, path, node), alias.name, depth - 1)
+            return _assigned_origin(module, node.value, depth - 1) or f"{path}:{node.lineno}"
+        found = _imported(module, path, node, name)
+        if found is not None:
+            return static_origin(*found, depth - 1)
+    return None
+
+
+def _assigned_origin(module: str, value: ast.expr, depth: int) -> str | None:
+    """Origin of what an assignment's right-hand side names, if it names something that can be followed."""
+    if isinstance(value, ast.Call) and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Name):
+        return static_origin(module, value.id, depth)
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+        path = module_file(module)
+        for node in _statements(path) if path else ():
+            found = _imported(module, path, node, value.value.id)
+            if found is not None:
+                return static_origin(".".join(found), value.attr, depth)
+    return None
+
+
+def _imported(module: str, path: Path | None, node: ast.AST, name: str) -> tuple[str, str] | None:
+    """The module and the name in it that a `from` statement binds to `name`."""
+    if path is None or not isinstance(node, ast.ImportFrom):
+        return None
+    for alias in node.names:
+        if (alias.asname or alias.name) == name:
+            return _source(module, path, node), alias.name
     return None
 
 

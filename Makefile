@@ -1,0 +1,52 @@
+# Every target sets up what it needs. `make demo` and `make test` are the two that a newcomer wants.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALLED := $(VENV)/.installed
+LINTERS := $(VENV)/.linters
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+# Small tensors: more threads than worker processes only make them wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint check coverage lowering mutants example-vendor pluggy-matrix test-sglang test-vllm drift-corpus clean
+
+help: ## show the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hwbackends needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[reference,transformers,test]'
+	@touch $@
+
+$(LINTERS): pyproject.toml $(INSTALLED)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[lint]'
+	@touch $@
+
+demo: $(INSTALLED) ## serve two real hybrid architectures here and compare every token with the stock model's
+	$(BIN)/hwbackends demo --model inkling
+	$(BIN)/hwbackends demo --model lfm2
+
+test: $(INSTALLED) ## run the test suite
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+coverage: $(INSTALLED) ## the test suite, with branch coverage
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+
+lint: $(LINTERS) ## formatting, lint, types, and which part may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
+	$(BIN)/hwbackends check hwbackends
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
