@@ -221,23 +221,21 @@ def _render_details(item: dict[str, Any], console: Console) -> None:
 
 
 def _hook_table(data: dict[str, Any]) -> Table:
-    table = Table(title="hooks, and where each comes from")
-    table.add_column("hook")
-    for item in data["backends"]:
+    """Hook by backend, for the backends that have any; the caption explains the marks."""
+    items = [item for item in data["backends"] if any(item["hooks"].values())]
+    caption = f"-: not there, the {REFERENCE} lends it with load(..., fallback=True); *: optional hook"
+    table = Table(title="hooks, and where each comes from", caption=caption)
+    table.add_column("hook", no_wrap=True)
+    for item in items:
         table.add_column(item["name"])
     for name, hook in load_contract().hooks.items():
-        cells = [_cell(item, name, hook.optional) for item in data["backends"]]
-        table.add_row(name, *cells)
+        table.add_row(f"{name}{' *' if hook.optional else ''}", *[_cell(item["hooks"][name]) for item in items])
     return table
 
 
-def _cell(item: dict[str, Any], hook: str, optional: bool) -> str:
-    origin = item["hooks"][hook]
-    if origin is not None:
-        path, _, line = origin.rpartition(":")
-        return f"{Path(path).name}:{line}"
-    lends = "" if item["name"] == REFERENCE else f" ({REFERENCE} with fallback=True)"
-    return f"{'optional, ' if optional else ''}not there{lends}"
+def _cell(origin: str | None) -> str:
+    """The last folder, file and line of an origin."""
+    return "-" if origin is None else "/".join(Path(origin).parts[-2:])
 
 
 @click.command()

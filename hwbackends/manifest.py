@@ -73,7 +73,7 @@ class Manifest:
     Attributes:
         path: the file.
         contract: contract versions that the plugin was written for.
-        devices: device types that it serves, as in `torch.device(...).type`.
+        devices: device types that it serves, as in `torch.device(...).type`; `*` for any.
         priority: the larger wins where several backends fit; the reference has 0.
         capabilities: what the plugin claims, free of the registry's interest; the conformance kit judges it.
         data: the whole document.

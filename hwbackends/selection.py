@@ -18,6 +18,7 @@ from hwbackends.errors import (
 )
 
 ENVIRONMENT = "HWBACKENDS_BACKEND"
+ANY_DEVICE = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,15 @@ def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
     if not usable:
         where = f" for device {request.device!r}" if request.device else ""
         raise BackendNotFoundError(f"no backend is usable{where}:\n{_listing(candidates)}")
-    best = max(c.priority for c in usable)
-    winners = [c for c in usable if c.priority == best]
+    best = max(_rank(c) for c in usable)
+    winners = [c for c in usable if _rank(c) == best]
     if len(winners) > 1:
         names = ", ".join(c.name for c in winners)
         raise BackendTieError(
-            f"several backends fit with priority {best}: {names}:\n{_listing(winners)}\n"
+            f"several backends fit with priority {best[1]}: {names}:\n{_listing(winners)}\n"
             f"choose one: set {ENVIRONMENT}={winners[0].name}, or pass name={winners[0].name!r} or a device"
         )
-    return Selection(winners[0], f"priority {best}" + (f" for device {request.device}" if request.device else ""))
+    return Selection(winners[0], f"priority {best[1]}" + (f" for device {request.device}" if request.device else ""))
 
 
 def _named(name: str, request: Request, candidates: Sequence[Candidate]) -> Candidate:
@@ -118,8 +119,13 @@ def _preferred(request: Request, candidates: Sequence[Candidate]) -> Selection:
     raise BackendNotFoundError(f"{ENVIRONMENT}={request.environment}: none of these is usable:\n{lines}")
 
 
+def _rank(candidate: Candidate) -> tuple[bool, int]:
+    """A backend that names its devices comes before one that takes any device; then the larger priority."""
+    return ANY_DEVICE not in candidate.devices, candidate.priority
+
+
 def _serves(candidate: Candidate, request: Request) -> bool:
-    return request.device_type is None or request.device_type in candidate.devices
+    return request.device_type is None or not {request.device_type, ANY_DEVICE}.isdisjoint(candidate.devices)
 
 
 def _listing(candidates: Sequence[Candidate]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from hwbackends.hookspecs import ProbeResult, hookimpl
+from hwbackends.hookspecs import hookimpl
+from hwbackends.reference import probe as probe_module
 from hwbackends.torch_ops import commit, conv, epilogue, metadata
 
+probe = hookimpl(probe_module.probe)
 prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)
 prepare_extend_metadata = hookimpl(metadata.prepare_extend_metadata)
 prepare_target_verify_metadata = hookimpl(metadata.prepare_target_verify_metadata)
@@ -20,11 +20,3 @@ clear_slots = hookimpl(commit.clear_slots)
 copy_slots = hookimpl(commit.copy_slots)
 fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
 fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)
-
-
-@hookimpl
-def probe(device: str | None = None) -> ProbeResult:
-    """Pure torch runs wherever torch runs."""
-    if find_spec("torch") is None:
-        return ProbeResult(False, "torch is not installed", "pip install 'hwbackends[reference]'")
-    return ProbeResult(True, "pure torch, any device")
