@@ -1,0 +1,191 @@
+"""Packed steps: the tokens of many requests as one row of a model's input, and the cache that gives each token the keys
+and values of its own request. Attention state only; conv state goes to the sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from hwbackends.engines.transformers.models import ModelSpec
+
+SCRATCH = 0
+"""Row of the key/value store that padded tokens write and read; no request owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of one request in one step.
+
+    Args:
+        row: request row.
+        start: tokens of the request that are computed already.
+        tokens: this step's token ids.
+    """
+
+    row: int
+    start: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """Device tensors of one packed step; T tokens (padded ones counted), K key/value rows that any of them may see.
+
+    Attributes:
+        input_ids: [1, T] int64.
+        position_ids: [1, T] int64.
+        kv_write: [T] int64, row of the key/value store that each token fills.
+        kv_read: [K] int64, rows that the step attends over; row 0 is the scratch row.
+        kv_length: K.
+        query_offset: [T] int64, position less index in the row, as `Cache.get_query_offset` gives it.
+        kv_offset: [K] int64, the same for keys.
+        masks: mask dict of the model, [1, 1, T, K] bool or None for convs.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    kv_write: Tensor
+    kv_read: Tensor
+    kv_length: int
+    query_offset: Tensor
+    kv_offset: Tensor
+    masks: dict[str, Tensor | None]
+
+
+def pack(segments: Sequence[Segment], spec: ModelSpec, max_len: int, padded: int, device: torch.device) -> PackedStep:
+    """Lay the segments of a step side by side.
+
+    Args:
+        segments: one per live request.
+        max_len: rows of the key/value store per request row.
+        padded: T; tokens behind the segments are token 0 at position 0 and attend the scratch row alone.
+    """
+    tokens: list[int] = []
+    position: list[Tensor] = []
+    write: list[Tensor] = []
+    read: list[Tensor] = [torch.tensor([SCRATCH])]
+    kv_position: list[Tensor] = [torch.tensor([0])]
+    owner: list[Tensor] = []
+    kv_owner: list[Tensor] = [torch.tensor([-1])]
+    for index, segment in enumerate(segments):
+        count, end = len(segment.tokens), segment.start + len(segment.tokens)
+        base = 1 + segment.row * max_len
+        tokens.extend(segment.tokens)
+        context = torch.arange(end)
+        position.append(context[segment.start :])
+        write.append(context[segment.start :] + base)
+        read.append(context + base)
+        kv_position.append(context)
+        owner.append(torch.full((count,), index))
+        kv_owner.append(torch.full((end,), index))
+    tail = padded - len(tokens)
+    tokens.extend([0] * tail)
+    zeros = torch.zeros(tail, dtype=torch.int64)
+    position.append(zeros)
+    write.append(zeros + SCRATCH)
+    owner.append(zeros - 1)
+    host = [torch.tensor(tokens), *(torch.cat(part) for part in (position, write, read, kv_position, owner, kv_owner))]
+    ids, q_position, kv_write, kv_read, k_position, q_owner, k_owner = (part.to(device) for part in host)
+    masks = _masks(q_position, k_position, q_owner, k_owner, spec)
+    return PackedStep(
+        input_ids=ids.unsqueeze(0),
+        position_ids=q_position.unsqueeze(0),
+        kv_write=kv_write,
+        kv_read=kv_read,
+        kv_length=kv_read.shape[0],
+        query_offset=q_position - torch.arange(padded, device=device),
+        kv_offset=k_position - torch.arange(kv_read.shape[0], device=device),
+        masks=masks,
+    )
+
+
+def _masks(
+    q_position: Tensor, k_position: Tensor, q_owner: Tensor, k_owner: Tensor, spec: ModelSpec
+) -> dict[str, Tensor | None]:
+    """Block-diagonal causal masks: a token sees itself and what stands before in its request, within the window."""
+    distance = q_position[:, None] - k_position[None, :]
+    causal = (q_owner[:, None] == k_owner[None, :]) & (distance >= 0)
+    masks: dict[str, Tensor | None] = {spec.conv_mask_key: None}
+    for key, window in spec.mask_keys.items():
+        mask = causal if window is None else causal & (distance < window)
+        masks[key] = mask[None, None]
+    return masks
+
+
+class KeyValueStore:
+    """Keys and values of every request row and layer: [heads, 1 + rows * max_len, head_dim], row 0 is scratch."""
+
+    def __init__(self, spec: ModelSpec, rows: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.rows, self.max_len = rows, max_len
+
+        def store(layer: int) -> Tensor:
+            shape = spec.attention[layer]
+            return torch.zeros(shape.kv_heads, 1 + rows * max_len, shape.head_dim, dtype=dtype, device=device)
+
+        self.keys = {layer: store(layer) for layer in spec.attention}
+        self.values = {layer: store(layer) for layer in spec.attention}
+
+    def save(self, row: int, length: int) -> list[Tensor]:
+        """Copies of the first `length` keys and values of a request row, layer by layer."""
+        span = slice(1 + row * self.max_len, 1 + row * self.max_len + length)
+        return [store[:, span].clone() for store in (*self.keys.values(), *self.values.values())]
+
+    def restore(self, row: int, saved: Sequence[Tensor]) -> None:
+        """Write what `save` returned to the start of a request row."""
+        for store, part in zip((*self.keys.values(), *self.values.values()), saved, strict=True):
+            start = 1 + row * self.max_len
+            store[:, start : start + part.shape[1]].copy_(part)
+
+
+class PackedCache(Cache):
+    """What a model of Transformers takes as its cache in a packed step.
+
+    Args:
+        store: keys and values by request row.
+        convs: runs the convs; see `patches.ConvStateOwner`.
+    """
+
+    def __init__(self, store: KeyValueStore, convs: Any) -> None:
+        super().__init__(layers=[])
+        self.store = store
+        self.convs = convs
+        self.step: PackedStep | None = None
+
+    @property
+    def _now(self) -> PackedStep:
+        assert self.step is not None, "a forward outside of a step"
+        return self.step
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store this step's keys and values [1, heads, T, head_dim]; return [1, heads, K, head_dim] of the step."""
+        step = self._now
+        keys, values = self.store.keys[layer_idx], self.store.values[layer_idx]
+        keys.index_copy_(1, step.kv_write, key_states[0])
+        values.index_copy_(1, step.kv_write, value_states[0])
+        return keys.index_select(1, step.kv_read)[None], values.index_select(1, step.kv_read)[None]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, Any]:
+        """K, and the offset of each key: models add it to `arange(K)` to get key positions."""
+        return self._now.kv_length, self._now.kv_offset
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """The offset of each query: models add it to `arange(T)` to get query positions."""
+        return self._now.query_offset
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions come from the step, never from a length."""
+        return 0
+
+    def conv(
+        self, layer_idx: int, conv_idx: int, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
+    ) -> Tensor:
+        """The conv of one module over x [1, T, D]."""
+        out: Tensor = self.convs.conv(layer_idx, conv_idx, x[0], weight, bias, residual)
+        return out[None]
