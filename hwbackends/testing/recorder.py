@@ -1,0 +1,188 @@
+"""Graphs for tests: `CpuGraph` records torch ops with the storages that they touched and replays them, so that the
+rules for captured graphs are tested without a GPU; `CudaGraph` is the same interface over `torch.cuda.CUDAGraph`."""
+
+# torch's dispatch modes and storages are not annotated
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hwbackends.errors import GraphError, SyncError
+from hwbackends.testing.guards import storages, sync_reason
+
+POISON_BYTE = 0xFF
+"""Fills what a capture computed: NaN in every floating dtype, -1 in every signed integer."""
+
+
+class Graph(Protocol):
+    """Capture once, replay often. As on a GPU, a capture runs nothing that can be seen: results come with a replay."""
+
+    def capture(self) -> contextlib.AbstractContextManager[object]:
+        """Record what the block does."""
+        ...
+
+    def replay(self) -> None:
+        """Do it again, over the same addresses."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One recorded op. `fresh` are the results that it allocated, at the addresses that every replay fills."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fresh: tuple[tuple[int, Tensor], ...]
+
+    def run(self) -> None:
+        result = tree_leaves(self.func(*self.args, **self.kwargs))
+        for position, tensor in self.fresh:
+            tensor.copy_(result[position])
+
+
+class CpuGraph:
+    """Records ops on real storages and replays them, as a captured graph does.
+
+    Tensors are held by address: what Python does to a name after the capture (another tensor in its place, a moved
+    buffer, another host number) does not reach the graph, and a replay reads the old one. Results made inside keep
+    their storages, which every replay fills again. The capture itself leaves memory as it was: tensors from outside
+    get their bytes back, tensors made inside are poisoned (NaN, -1) until the first replay.
+
+    Only torch ops are recorded: a kernel that Triton's interpreter runs is not.
+
+    Raises:
+        SyncError: an op in the block synchronises with the host, which no capture allows.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] | None = None
+        self._owned: dict[int, torch.UntypedStorage] = {}
+
+    @property
+    def num_ops(self) -> int:
+        """Recorded ops; 0 before the capture."""
+        return len(self._calls or ())
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[CpuGraph]:
+        """Record the block's ops.
+
+        Raises:
+            GraphError: this graph holds a capture already.
+        """
+        if self._calls is not None:
+            raise GraphError("CpuGraph.capture: this graph holds a capture already; make one graph per capture")
+        recorder = _Recorder()
+        try:
+            with recorder:
+                yield self
+            self._calls, self._owned = recorder.calls, recorder.owned
+        finally:
+            recorder.undo()
+
+    def replay(self) -> None:
+        """Run the recorded ops over the recorded addresses.
+
+        Raises:
+            GraphError: nothing was captured.
+        """
+        if self._calls is None:
+            raise GraphError("CpuGraph.replay: nothing was captured; use `with graph.capture():` first")
+        with torch.no_grad():
+            for call in self._calls:
+                call.run()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.owned: dict[int, torch.UntypedStorage] = {}
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reason = sync_reason(func, args, kwargs)
+        if reason:
+            raise SyncError(f"CpuGraph.capture: {reason}; a graph cannot record it")
+        written = _written(func, args, kwargs)
+        self._save(written)
+        before = storages((args, kwargs))
+        result = func(*args, **kwargs)
+        fresh = self._fresh(result, before)
+        empty = func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty")
+        if written or (fresh and not empty):
+            pinned_args, pinned_kwargs = tree_map(_pin, (args, kwargs))
+            self.calls.append(_Call(func, pinned_args, pinned_kwargs, fresh))
+        return result
+
+    def _save(self, written: list[Tensor]) -> None:
+        for key, storage in storages(written).items():
+            if key not in self.owned and key not in self._saved:
+                self._saved[key] = storage, storage.clone()
+
+    def _fresh(self, result: Any, before: dict[int, torch.UntypedStorage]) -> tuple[tuple[int, Tensor], ...]:
+        fresh: list[tuple[int, Tensor]] = []
+        for position, leaf in enumerate(tree_leaves(result)):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage())._cdata not in before:
+                self.owned[storage._cdata] = storage
+                fresh.append((position, _pin(leaf)))
+        return tuple(fresh)
+
+    def undo(self) -> None:
+        """Give memory from outside its bytes back and poison what was made inside."""
+        for storage, bytes_before in self._saved.values():
+            storage.copy_(bytes_before)
+        for storage in self.owned.values():
+            _bytes(storage).fill_(POISON_BYTE)
+
+
+def _pin(leaf: Any) -> Any:
+    """An alias that keeps the address even if the original object is given another storage."""
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    found: list[Any] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name) if argument.name in kwargs else args[position : position + 1]
+            found.append(value)
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+class CudaGraph:
+    """`torch.cuda.CUDAGraph` behind the interface of `CpuGraph`. Run the work once or twice before the capture."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[CudaGraph]:
+        """Record the block's launches on a capture stream."""
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            yield self
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self._graph.replay()
+
+
+def graph_for(device: torch.device | str) -> Graph:
+    """A new graph of the kind that `device` has: CUDA's own on CUDA, the recorder elsewhere."""
+    return CudaGraph() if torch.device(device).type == "cuda" else CpuGraph()
