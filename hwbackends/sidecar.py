@@ -210,6 +210,9 @@ class ConvStateSidecar:
         if self._checked:
             self._check_addresses()
         if batch.forward_mode in RECORDED_MODES:
+            # no launch: a forward that runs from Python beside a metadata graph must read the replayed step
+            tracks = batch.mamba_track_mask is not None
+            self._step = self._view(batch, batch.padded_reqs, batch.num_tokens, tracks)
             return
         _refuse_trees(batch)
         if in_capture:
