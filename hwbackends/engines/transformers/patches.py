@@ -77,6 +77,8 @@ def _inkling_class(stock: Any) -> type[nn.Module]:
                 given = _stock_arguments(cache, past_key_values)
                 out: Tensor = super().forward(hidden_states, conv_mask=conv_mask, **given, **kwargs)
                 return out
+            if conv_mask is not None:
+                hidden_states = hidden_states * conv_mask[:, :, None].to(hidden_states.dtype)
             weight = self.conv1d.weight.squeeze(1)
             return owner.conv(self.layer_idx, self.conv_idx, hidden_states, weight, self.conv1d.bias, True)
 
@@ -104,6 +106,8 @@ def _lfm2_class(stock: Any) -> type[nn.Module]:
                 given = _stock_arguments(cache, past_key_values)
                 out: Tensor = super().forward(hidden_states, attention_mask=attention_mask, **given, **kwargs)
                 return out
+            if attention_mask is not None:
+                hidden_states = hidden_states * attention_mask[:, :, None].to(hidden_states.dtype)
             gate_in, gate_out, x = self.in_proj(hidden_states).chunk(3, dim=-1)
             weight = self.conv.weight.squeeze(1)
             y = owner.conv(self.layer_idx, 0, gate_in * x, weight, self.conv.bias, False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +136,7 @@ class PackedRunner:
             raise ArgumentError("PackedRunner", "drafter", None, "a drafter", "draft_tokens > 0 needs one")
         self.spec = describe(model)
         patch_model(model)
-        self.model: Any = model
+        self.model = cast(Any, model)
         self.drafter = drafter if settings.draft_tokens else None
         self.device = next(model.parameters()).device
         self._check_model_length()
@@ -508,14 +508,15 @@ class PackedRunner:
     def addresses(self) -> dict[str, int]:
         """Address of every tensor that a recorded graph may hold."""
         static = {f"graph.{name}": address for name, address in self.graphs.addresses().items()}
-        return {**self.pool.addresses(), **self.sidecar.addresses(), **static}
+        store = {f"{n}[{i}]": t.data_ptr() for n in ("keys", "values") for i, t in getattr(self.store, n).items()}
+        return {**self.sidecar.addresses(), **store, **static}
 
 
 def make_sidecar(pool: StatePool, backend: Any, settings: RunnerSettings) -> ConvStateSidecar:
     """The sidecar of a runner's pool, with buffers for its largest step."""
     return ConvStateSidecar(
-        pool,
         backend,
+        pool,
         max_batch=settings.max_batch,
         max_tokens=settings.max_tokens,
         draft_tokens=max(1, settings.draft_token_num),
