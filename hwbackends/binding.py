@@ -263,7 +263,7 @@ def _checked(hook: str, function: Function, candidate: Candidate) -> Function:
 def _traced(hook: str, function: Function, candidate: Candidate) -> Function:
     plugins = manager()
     plugins.trace.root.setwriter(lambda text: _log.info("%s", text.rstrip()))
-    trace = plugins.trace.get("hook")
+    trace = plugins.trace.root.get("hook")
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:

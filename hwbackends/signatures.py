@@ -53,10 +53,11 @@ def definition_of(function: Any) -> str:
     """`def name(parameters)` on one line, as the signature says it."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        parameters = [str(p.replace(annotation=p.empty)) for p in _signature(function).parameters.values()]
+        signature = _signature(function)
     except (TypeError, ValueError):
         return f"{function!r}"
-    return f"def {name}({', '.join(parameters)})"
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return f"def {name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
 
 
 def compare(hook: Hook, function: Any) -> tuple[Drift, ...]:

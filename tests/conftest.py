@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from hwbackends import candidates
+from tests import fake_plugins
+from tests.fake_plugins import Site
 
 # One profile for every machine: a slow machine must not turn a property red, and a failure must come back.
 settings.register_profile(
@@ -33,3 +39,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A folder for plugin packages; the registry sees the packages in it and no others."""
+    for flag in ("HWBACKENDS_BACKEND", "HWBACKENDS_CHECKED", "HWBACKENDS_TRACE"):
+        monkeypatch.delenv(flag, raising=False)
+    with fake_plugins.site(tmp_path) as made:
+        monkeypatch.setattr(candidates, "entry_points", made.points)
+        yield made
