@@ -156,6 +156,10 @@ class MetadataLimits:
     draft_tokens: int = 1
 
 
+KEPT_VIEWS = 1024
+"""Views that `MetadataBuffers` remembers, a few KiB each."""
+
+
 class MetadataBuffers:
     """Graph-static storage of one pool's metadata: allocated once, sliced per step, addresses never move.
 
@@ -195,7 +199,7 @@ class MetadataBuffers:
     def view(
         self, forward_mode: ForwardMode, num_reqs: int, num_tokens: int, draft_token_num: int = 1, tracks: bool = False
     ) -> StepMetadata:
-        """The buffers cut to one step's extents; the same object for the same arguments.
+        """The buffers cut to one step's extents; the same object for the same arguments, within `KEPT_VIEWS` extents.
 
         Raises:
             GraphLimitError: an extent is beyond the limits.
@@ -203,6 +207,8 @@ class MetadataBuffers:
         key = (forward_mode, num_reqs, num_tokens, draft_token_num, tracks)
         found = self._views.get(key)
         if found is None:
+            if len(self._views) >= KEPT_VIEWS:  # eager prefills have ever new extents
+                self._views.clear()
             found = self._views[key] = self._cut(*key)
         return found
 

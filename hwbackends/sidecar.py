@@ -194,9 +194,10 @@ class ConvStateSidecar:
     def init_forward_metadata_out_graph(self, batch: StepBatch, in_capture: bool = False) -> None:
         """Before a capture or a replay: only what a graph cannot record.
 
-        Decode, idle, verify and draft extend record all of it, so nothing runs here, unless slots are translated by
-        Python code: then this refreshes the translation. Extend steps (full prefill graphs) are prepared here, into
-        the same static buffers, up to the largest extent that a capture has baked.
+        Decode, idle, verify and draft extend record all of it, so nothing is launched here and `conv_state_metadata`
+        is only pointed at the buffers that the replay fills; unless slots are translated by Python code: then this
+        refreshes the translation. Extend steps (full prefill graphs) are prepared here, into the same static buffers,
+        up to the largest extent that a capture has baked.
 
         Args:
             batch: the step; in a replay its extents may be smaller than the captured ones.
@@ -204,17 +205,16 @@ class ConvStateSidecar:
 
         Raises:
             GraphLimitError: beyond the constructor's limits.
+            TreeDraftsError: more than one draft per position.
         """
+        _refuse_trees(batch)
         if self._translation is not None:
             self._translation.refresh(batch)
         if self._checked:
             self._check_addresses()
         if batch.forward_mode in RECORDED_MODES:
-            # no launch: a forward that runs from Python beside a metadata graph must read the replayed step
-            tracks = batch.mamba_track_mask is not None
-            self._step = self._view(batch, batch.padded_reqs, batch.num_tokens, tracks)
+            self._step = self._view(batch, batch.padded_reqs, batch.num_tokens, batch.mamba_track_mask is not None)
             return
-        _refuse_trees(batch)
         if in_capture:
             self._freeze()
             seen = self._baked
