@@ -130,8 +130,13 @@ class Lab:
     def decode_batch(self, rows: Sequence[int], **extra: Any) -> StepBatch:
         lengths = self.ints(self.known(rows))
         accepted = self.ints([self.accepted.get(row, 1) for row in rows])
-        given: dict[str, Any] = {"num_reqs": len(rows), "num_tokens": len(rows), "num_accepted_tokens": accepted}
-        return StepBatch(ForwardMode.DECODE, self.ints(rows), seq_lens=lengths + 1, **(given | extra))
+        given: dict[str, Any] = {
+            "num_reqs": len(rows),
+            "num_tokens": len(rows),
+            "num_accepted_tokens": accepted,
+            "seq_lens": lengths + 1,
+        }
+        return StepBatch(ForwardMode.DECODE, self.ints(rows), **(given | extra))
 
     def prepare(self, batch: StepBatch) -> StepMetadata:
         tracks = batch.mamba_track_mask is not None
