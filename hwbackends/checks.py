@@ -337,8 +337,8 @@ def _deep_prepare(hook: str, arguments: dict[str, Any]) -> None:
 
 def _deep_conv(hook: str, arguments: dict[str, Any]) -> None:
     state, metadata = arguments["state"], arguments["metadata"]
-    given = (arguments[name] for name in ("x", "weight", "bias"))
-    conv(hook, *given, state, metadata, arguments["activation"], arguments["out"])
+    x, weight, bias = arguments["x"], arguments["weight"], arguments["bias"]
+    conv(hook, x, weight, bias, state, metadata, arguments["activation"], arguments["out"])
     _good_slots(hook, "metadata.cache_indices", metadata.cache_indices.tolist(), state.slots)
     for name in ("source_indices", "mamba_track_indices"):
         _in_range(hook, f"metadata.{name}", getattr(metadata, name).tolist(), state.slots)

@@ -30,15 +30,13 @@ def update_mamba_state_after_mtp_verify(
         computed_lens,
         draft_indices,
     )
-    tracks = mamba_track_indices is not None and mamba_steps_to_track is not None
-    if pool.layout != "window" and pool.ssm_state is None and not tracks:
+    if pool.layout != "window" and pool.ssm_state is None and mamba_steps_to_track is None:
         return
     requests = req_pool_indices.long()
     slots = translate(pool, pool.mamba_index_mapping[requests.clamp(min=0)]).long()
     live = (requests >= 0) & (slots > 0)
     drafts = requests if draft_indices is None else draft_indices.long()
-    if tracks:
-        assert mamba_track_indices is not None and mamba_steps_to_track is not None
+    if mamba_track_indices is not None and mamba_steps_to_track is not None:
         track = translate(pool, mamba_track_indices).long()
         step = mamba_steps_to_track.long()
         wanted = live & (track > 0) & (step >= 0)

@@ -226,4 +226,3 @@ class _Step:
         """lazy: v_b[1 : S + T_b] from row 0 on; the next step's offset picks the window."""
         offsets, rows = self._drafts(1)
         masked_write(self.state.tensor, self.slots[:, None], offsets, rows, self.live[:, None].expand_as(offsets))
-
