@@ -66,9 +66,9 @@ def compare(hook: Hook, function: Any) -> tuple[Drift, ...]:
     Parameters with a default behind all of the hook's are allowed: a backend may keep private tuning knobs.
     """
     if not callable(function):
-        got = "None" if function is None else f"a {type(function).__name__}"
+        kind = "None" if function is None else f"a {type(function).__name__}"
         hint = "; was a failed import swallowed?" if function is None else ""
-        return (_drift(hook, function, "not-a-function", (), f"is {got}, wanted a function{hint}"),)
+        return (_drift(hook, function, "not-a-function", (), f"is {kind}, wanted a function{hint}"),)
     if _is_special(function):
         return (_drift(hook, function, "not-a-function", (), "is a coroutine or generator, wanted a plain function"),)
     try:

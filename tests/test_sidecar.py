@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -308,10 +306,8 @@ def test_an_unknown_part_is_refused_with_the_names_that_exist() -> None:
 
 
 @layouts
-@pytest.mark.parametrize("drop", [lambda x: x, lambda x: None], ids=["commit-now", "commit-after-another-step"])
-def test_a_commit_finds_slots_by_request_row_not_by_the_last_steps_metadata(
-    layout: Layout, drop: Callable[[Any], Any]
-) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["commit-now", "commit-after-another-step"])
+def test_a_commit_finds_slots_by_request_row_not_by_the_last_steps_metadata(layout: Layout, late: bool) -> None:
     pool, twin, plain = make_pool(layout, ssm_shape=(3,)), make_pool(layout, ssm_shape=(3,)), load("reference")
     for each in (pool, twin):
         assert each.intermediate_ssm is not None
@@ -320,7 +316,7 @@ def test_a_commit_finds_slots_by_request_row_not_by_the_last_steps_metadata(
     for each in (sidecar, other):
         each.init_forward_metadata(verify([5, 3, 12]))
         each.conv_state_metadata(6).conv("k", *inputs(9))
-    if drop(True) is None:
+    if late:
         sidecar.init_forward_metadata(decode([8]))
     rows, last = torch.tensor([5, 3, 12]), torch.tensor([1, -1, 2])
     sidecar.update_mamba_state_after_mtp_verify(rows, last)
