@@ -40,8 +40,8 @@ class ConvStateCache(Cache):
     """A cache of one `generate` call after another, whose convs run through a backend.
 
     A forward is one step: decode for one token per sequence, extend for more. While Transformers records the past
-    (assisted decoding) the last `draft_tokens + 1` tokens of each forward go through the verify hook instead, and `crop`
-    commits those that were kept.
+    (assisted decoding) the newest `draft_tokens + 1` tokens of each forward go through the verify hook instead, and
+    `crop` commits those that were kept.
 
     Args:
         model: `InklingForCausalLM` or `Lfm2ForCausalLM`; its short convs are patched in place.
@@ -89,7 +89,7 @@ class ConvStateCache(Cache):
 
     def activate_past_recording(self) -> None:
         """From now on the newest tokens of each forward may be taken back by `crop`."""
-        super().activate_past_recording()
+        super().activate_past_recording()  # type: ignore[no-untyped-call]
         self._recording = True
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -121,7 +121,7 @@ class ConvStateCache(Cache):
 
     def reset(self) -> None:
         """Forget everything; the cache serves another text."""
-        super().reset()
+        super().reset()  # type: ignore[no-untyped-call]
         self._computed = self._head = self._tail = self._pending = 0
         slots = torch.arange(1, self.pool.num_slots, device=self.pool.device)
         self._backend.clear_slots(self.pool, slots)
@@ -203,7 +203,9 @@ class ConvStateCache(Cache):
 def _layer(shape: AttentionShape | None) -> Any:
     if shape is None:
         return ConvOnlyLayer()
-    return DynamicLayer() if shape.sliding_window is None else DynamicSlidingWindowLayer(shape.sliding_window)
+    if shape.sliding_window is None:
+        return DynamicLayer()  # type: ignore[no-untyped-call]
+    return DynamicSlidingWindowLayer(shape.sliding_window)
 
 
 def _pool(spec: ModelSpec, layout: Layout, batch: int, draft_token_num: int, device: torch.device) -> StatePool:

@@ -4,6 +4,7 @@ that share a chunk-aligned prefix start from its snapshot."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,6 +23,8 @@ from hwbackends.errors import ArgumentError, UnsupportedError
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import LAYOUTS, Layout, SlotAllocator, StatePool
+
+Guard = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class PackedRunner:
         settings: limits and choices.
         drafter: who proposes drafts; needed when `settings.draft_tokens` > 0.
         record: how decode and verify metadata is recorded; None: prepared anew each step.
+        guard: context around each forward of the model, such as one that forbids host synchronisations.
 
     Raises:
         UnsupportedError: model, version or setting that is not supported.
@@ -130,7 +134,9 @@ class PackedRunner:
         settings: RunnerSettings | None = None,
         drafter: Drafter | None = None,
         record: Record | None = None,
+        guard: Guard = contextlib.nullcontext,
     ) -> None:
+        self._guard = guard
         self.settings = settings = settings or RunnerSettings()
         if settings.draft_tokens and drafter is None:
             raise ArgumentError("PackedRunner", "drafter", None, "a drafter", "draft_tokens > 0 needs one")
@@ -294,7 +300,7 @@ class PackedRunner:
 
     # steps
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self) -> StepReport:
         """Admit what may join, run one forward, take its tokens."""
         self._admit()
@@ -318,14 +324,15 @@ class PackedRunner:
     def _forward(self, step: PackedStep, keep: Tensor | int) -> Tensor:
         """Logits [kept tokens, vocabulary] in float32 on the host."""
         self.cache.step = step
-        out = self.model(
-            input_ids=step.input_ids,
-            attention_mask=step.masks,
-            position_ids=step.position_ids,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self.spec.cache_argument: self.cache},
-        )
+        with self._guard():
+            out = self.model(
+                input_ids=step.input_ids,
+                attention_mask=step.masks,
+                position_ids=step.position_ids,
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self.spec.cache_argument: self.cache},
+            )
         logits: Tensor = out.logits[0]
         return logits.float().cpu()
 

@@ -1,0 +1,1 @@
+"""`hwbackends demo`: a small hybrid model served through a backend, with every token compared with the stock model."""

@@ -1,0 +1,272 @@
+"""What the demo does: build a model twice, ask the stock one, serve the other through a backend, and compare."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import hwbackends
+from hwbackends.demo.text import make_prompts, read_text
+from hwbackends.engines.transformers.drafters import SeededDrafter, missing_counts
+from hwbackends.engines.transformers.graphs import Record, record_cuda
+from hwbackends.engines.transformers.models import describe
+from hwbackends.engines.transformers.requests import Request
+from hwbackends.engines.transformers.runner import PackedRunner, RunnerSettings, StepReport
+from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
+from hwbackends.errors import DeviceError
+from hwbackends.state import Layout
+
+CHUNK = 32
+LONGEST_PROMPT = 160
+TIE_MARGIN = 1e-4
+LOGITS_BOUND = 2e-5
+DEVICE_OF_BACKEND = {"cuda": "cuda", "ascend": "npu"}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """The options of `hwbackends demo`."""
+
+    model: str = "inkling"
+    backend: str | None = None
+    device: str | None = None
+    layout: Layout = "ring"
+    draft: int = 3
+    requests: int = 10
+    text: Path | None = None
+    seed: int = 0
+    emulate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One claim that the demo proves, whether it holds, and the figures behind it."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """What was served and what was found."""
+
+    settings: DemoSettings
+    backend: str
+    device: str
+    requests: list[Request]
+    checks: list[Check] = field(default_factory=list)
+    ties: list[tuple[int, int]] = field(default_factory=list)
+    steps: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check holds."""
+        return all(check.passed for check in self.checks)
+
+
+def run_demo(settings: DemoSettings, quiet: bool = False) -> DemoResult:
+    """Run the demo.
+
+    Args:
+        settings: the options.
+        quiet: no progress bar.
+
+    Raises:
+        HwBackendsError: bad text, no such backend or device, a host synchronisation on the emulated device.
+    """
+    text = read_text(settings.text)
+    # models this small are slower on more threads, and much slower where the cores are shared
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    device = resolve_device(settings)
+    backend = hwbackends.load(settings.backend, device=str(device))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    # the emulated device has no model code of its own: the stock answers come from the CPU that it emulates with
+    stock = tiny_model(settings.model, settings.seed, "cpu" if settings.emulate else device)
+    spec = describe(stock)
+    prompts = make_prompts(text, settings.requests, CHUNK, spec.width, LONGEST_PROMPT, settings.seed)
+    lengths = answer_lengths(settings)
+    started = time.perf_counter()
+    with _progress(quiet) as advance:
+        answers = []
+        for prompt, length in zip(prompts, lengths, strict=True):
+            answers.append(stock_answer(stock, prompt, length))
+            advance("stock model", sum(lengths), length)
+        runner = make_runner(settings, backend, device, answers, max(lengths))
+        before = runner.addresses()
+        _serve(runner, prompts, lengths, lambda tokens: advance("hwbackends", sum(lengths), tokens))
+    result = DemoResult(settings, backend.name, str(device), runner.requests, seconds=time.perf_counter() - started)
+    result.steps = dict(runner.counters.by_mode)
+    _compare(result, answers)
+    _inspect(result, runner, before)
+    return result
+
+
+def resolve_device(settings: DemoSettings) -> torch.device:
+    """The device that was asked for, or the one that the backend is for.
+
+    Raises:
+        DeviceError: it is not there.
+    """
+    if settings.emulate:
+        from hwbackends.testing.emulated_npu import emulate_npu
+
+        return emulate_npu()
+    name = settings.device or DEVICE_OF_BACKEND.get(settings.backend or "", "cpu")
+    hint = "leave --device out, or use --emulate for an npu without hardware"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(
+            "hwbackends demo", "--device", f"{name!r}: {reason}", "a device of this machine", hint
+        ) from error
+    return device
+
+
+def answer_lengths(settings: DemoSettings) -> list[int]:
+    """Tokens to generate per request: drawn, and enough for every accepted count from 0 to the drafts to occur."""
+    draw = random.Random(settings.seed + 1)
+    counts = settings.draft + 1
+    least = max(16, counts * (counts + 1) // 2 + settings.draft)
+    return [least + draw.randrange(0, 16) for _ in range(settings.requests)]
+
+
+def make_runner(
+    settings: DemoSettings, backend: Any, device: torch.device, answers: Sequence[StockAnswer], longest: int
+) -> PackedRunner:
+    """A runner over a second model with the same weights, with recorded metadata where the device can record."""
+    drafter = None
+    if settings.draft:
+        known = {index: answer.tokens for index, answer in enumerate(answers)}
+        drafter = SeededDrafter(known, answers[0].logits.shape[-1], settings.seed)
+    limits = RunnerSettings(
+        layout=settings.layout,
+        max_batch=min(8, settings.requests),
+        max_len=LONGEST_PROMPT + longest,
+        chunk_size=CHUNK,
+        draft_tokens=settings.draft,
+        prefix_slots=16,
+        keep_logits=True,
+    )
+    model = tiny_model(settings.model, settings.seed, device)
+    return PackedRunner(model, backend, limits, drafter, recorder_of(device), guard=_guard(settings))
+
+
+def recorder_of(device: torch.device) -> Record | None:
+    """How metadata is recorded on a device: CUDA graphs, a recorder of ops on the CPU, or not at all."""
+    if device.type == "cuda":
+        return record_cuda
+    if device.type != "cpu":
+        return None
+
+    from hwbackends.testing.recorder import CpuGraph
+
+    def record(launch: Callable[[], None]) -> Callable[[], None]:
+        graph = CpuGraph()
+        with graph.capture():
+            launch()
+        return graph.replay
+
+    return record
+
+
+def _guard(settings: DemoSettings) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    if not settings.emulate:
+        return contextlib.nullcontext
+    from hwbackends.testing.emulated_npu import forbid_host_syncs
+
+    return forbid_host_syncs
+
+
+def _serve(
+    runner: PackedRunner, prompts: Sequence[list[int]], lengths: Sequence[int], advance: Callable[[int], None]
+) -> None:
+    """Queue everything, two requests per step, and run to the end."""
+    for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        runner.add(prompt, length, arrival=index // 2)
+    seen = 0
+
+    def progress(report: StepReport) -> None:
+        nonlocal seen
+        done = sum(len(request.generated) for request in runner.requests)
+        advance(done - seen)
+        seen = done
+
+    runner.run(progress)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields advance(description, total, amount)."""
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
+    tasks: dict[str, Any] = {}
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bar:
+
+        def advance(description: str, total: int, amount: int) -> None:
+            if description not in tasks:
+                tasks[description] = bar.add_task(description, total=total)
+            bar.advance(tasks[description], amount)
+
+        yield advance
+
+
+def _compare(result: DemoResult, answers: Sequence[StockAnswer]) -> None:
+    """Tokens and logits against the stock model; steps where the stock model itself nearly tied are listed."""
+    wrong, at_ties, worst, compared = [], 0, 0.0, 0
+    for request, answer in zip(result.requests, answers, strict=True):
+        ties = answer.ties(TIE_MARGIN)
+        result.ties.extend((request.request_id, step) for step in ties)
+        pairs = zip(request.generated, answer.tokens, strict=False)
+        first = next((step for step, (got, wanted) in enumerate(pairs) if got != wanted), None)
+        if first is None and len(request.generated) == len(answer.tokens):
+            first = len(answer.tokens)
+        elif first in ties:
+            at_ties += 1
+        else:
+            wrong.append(request.request_id)
+        # behind a first difference the two texts are different texts
+        reach = min((first or 0) + 1, len(request.logits), len(answer.tokens))
+        if reach:
+            difference = torch.stack(request.logits[:reach]) - answer.logits[:reach]
+            worst, compared = max(worst, difference.abs().max().item()), compared + reach
+    total = sum(len(answer.tokens) for answer in answers)
+    detail = f"{total} tokens of {len(answers)} requests"
+    detail += f"; different: requests {wrong}" if wrong else ""
+    detail += f"; {at_ties} parted at a tie" if at_ties else ""
+    result.checks.append(Check("tokens equal to stock", not wrong, detail))
+    detail = f"largest difference {worst:.1e} over {compared} steps, bound {LOGITS_BOUND:.0e}"
+    result.checks.append(Check("logits equal to stock", worst <= LOGITS_BOUND, detail))
+
+
+def _inspect(result: DemoResult, runner: PackedRunner, before: dict[str, int]) -> None:
+    """What the run must not have done: resolve metadata twice, move a buffer, leak a slot, miss a rollback."""
+    counters = runner.counters
+    forwards = sum(counters.by_mode.values())
+    asked = counters.conv_calls / max(1, forwards)
+    detail = f"{counters.resolutions} for {forwards} steps; {asked:g} modules asked per step"
+    result.checks.append(Check("metadata resolved once per step", counters.resolutions == forwards, detail))
+    after = runner.addresses()
+    moved = sorted(name for name in before if before[name] != after.get(name))
+    detail = f"{len(moved)} of {len(before)}" + (f": {', '.join(moved)}" if moved else "")
+    result.checks.append(Check("addresses moved: none", not moved, detail))
+    runner.close()
+    leaked = sorted(runner.allocator.used)
+    result.checks.append(Check("slots leaked: none", not leaked, f"{len(leaked)} of {runner.pool.num_slots - 1}"))
+    if result.settings.draft:
+        missing = missing_counts(result.requests, result.settings.draft)
+        detail = f"0..{result.settings.draft}" + (f"; missing {missing}" if missing else "")
+        result.checks.append(Check("every accepted count occurred", not missing, detail))
