@@ -213,6 +213,7 @@ class ConvStateSidecar:
         if self._checked:
             self._check_addresses()
         if batch.forward_mode in RECORDED_MODES:
+            # no launch: convs that run from Python beside a recorded preparation read the replayed step
             self._step = self._view(batch, batch.padded_reqs, batch.num_tokens, batch.mamba_track_mask is not None)
             return
         if in_capture:

@@ -1,5 +1,5 @@
-"""Graph rules: what is recorded, what a replay sees, and that no address moves. The recorder stands for a graph on a CPU;
-on a GPU the same tests run on CUDA graphs."""
+"""Graph rules: what is recorded, what a replay sees, and that no address moves. On a CPU the recorder stands for a
+graph; on a GPU the same tests run on CUDA graphs."""
 
 from __future__ import annotations
 
