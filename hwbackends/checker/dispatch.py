@@ -1,0 +1,335 @@
+"""The definitions that one call can reach, with what each of them is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .bind import Passed
+from .infer import NOTHING, Context, Inference, Value, Values, last_name, method_kind
+from .model import Call, Expr, Scope, Signature
+from .program import Ref
+
+_TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
+_CHANGING = frozenset(
+    "fixture command group option argument given patch overload singledispatch setter getter deleter property "
+    "cached_property validator field_validator model_validator root_validator hybrid_property bass_jit "
+    "custom_vjp parametrize pass_context".split()
+)
+_KEEPING = frozenset(
+    "staticmethod classmethod abstractmethod override final cache lru_cache wraps no_grad inference_mode contextmanager "
+    "asynccontextmanager jit compile deprecated typing_override torch_compile".split()
+)
+
+
+class Candidate(NamedTuple):
+    """A definition that a call can run."""
+
+    ref: Ref  # a function, or the class whose constructor is generated
+    signature: Signature
+    skip: int
+    owner: Ref | None
+    stub: bool
+    prefix: Passed = Passed(0, ())  # what partials between call and definition add
+    exact: bool = True  # the receiver was constructed here, not merely declared
+    declared: bool = False  # the definition that the receiver's declared type itself has, with others below it
+
+
+class Reach(NamedTuple):
+    """All candidates of a call; ``complete`` is False where something unknown can be called too."""
+
+    candidates: list[Candidate]
+    complete: bool
+    untyped: bool  # nothing at all is known about the receiver
+
+
+class Dispatcher:
+    """Turns calls into candidates. Remembers what a class family offers for a name."""
+
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
+        self.program = inference.program
+        self._families: dict[tuple[Ref, bool, str], list[tuple[Value, list[Ref]]]] = {}
+        self._generated: dict[Ref, Signature | None] = {}
+        self._changing: dict[Ref, bool] = {}
+        self._super_calls: set[tuple[Ref, str]] = set()
+
+    def note_super_call(self, function: Ref, name: str) -> None:
+        """``function`` calls ``super().name``: what it overrides runs too."""
+        self._super_calls.add((function, name))
+
+    def reach(self, call: Call, context: Context) -> Reach:
+        func = call.func
+        if func[0] == "a" and func[1] != ("?",):
+            return self._attribute_call(func, context)
+        values = self.inference.evaluate(func, context)
+        return self._reach_values(values)
+
+    def _reach_values(self, values: Values) -> Reach:
+        found: list[Candidate] = []
+        complete, untyped = bool(values), False
+        for value in sorted(values, key=repr):
+            if value[0] in "UX" or value[0] == "N":
+                complete = False
+                untyped = untyped or value[0] == "U"
+            else:
+                found += self.callable(value)
+        return Reach(_unique(found), complete, untyped and not found)
+
+    def _attribute_call(self, func: Expr, context: Context) -> Reach:
+        special = self.inference._container_call(func, func[2], context)
+        if special is not None:
+            return Reach([], False, False)
+        receivers = self.inference.evaluate(func[1], context)
+        found: list[Candidate] = []
+        complete, untyped = bool(receivers), False
+        for value in sorted(receivers, key=repr):
+            if value[0] == "U":
+                complete, untyped = False, True
+            elif value[0] in "IC":
+                part = self.family(value, func[2], self._self_function(func[1], context))
+                found += part
+                complete = complete and bool(part)
+            elif value[0] in ("M", "super"):
+                values = self.inference._narrowed(func, self.inference.attribute(value, func[2], context), context)
+                for item in sorted(values, key=repr):
+                    found += self.callable(item)
+            else:
+                complete = False
+        return Reach(_unique(found), complete, untyped and not found)
+
+    def _self_function(self, receiver: Expr, context: Context) -> Ref | None:
+        """For ``self.m()``: the method that makes the call, since only classes that run it matter."""
+        if receiver[0] != "n":
+            return None
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0:
+            scope = scopes[number]
+            if scope.signature is not None and scopes[scope.parent].kind == "c":
+                return (context.file, number) if scope.signature.positional[:1] == (receiver[1],) else None
+            number = scope.parent
+        return None
+
+    # -- families -----------------------------------------------------------------------------------------------
+
+    def family(self, receiver: Value, name: str, caller: Ref | None = None) -> list[Candidate]:
+        """What ``receiver.name(...)`` can run in the receiver's class and, when not exact, in those below it."""
+        found: list[Candidate] = []
+        for value, owners in self._offers(receiver, name):
+            if caller is not None:
+                owners = [owner for owner in owners if self._runs(owner, caller)]
+            if owners:
+                owner = owners[0]
+                at_top = not receiver[2] and receiver[1] in owners and len(self._offers(receiver, name)) > 1
+                found += [
+                    c._replace(owner=c.owner or owner, exact=receiver[2], declared=at_top)
+                    for c in self.callable(value, owner)
+                ]
+        return found
+
+    def _offers(self, receiver: Value, name: str) -> list[tuple[Value, list[Ref]]]:
+        key = (receiver[1], receiver[2], receiver[0] + name)
+        if key not in self._families:
+            self._families[key] = self._collect(receiver, name)
+        return self._families[key]
+
+    def _collect(self, receiver: Value, name: str) -> list[tuple[Value, list[Ref]]]:
+        found: dict[tuple[object, ...], tuple[Value, list[Ref]]] = {}
+        owners = (receiver[1],) if receiver[2] else self.program.descendants(receiver[1])
+        for owner in owners:
+            at = (receiver[0], owner, True)
+            for value in self._callables_of(at, name):
+                key = value[:2] if value[0] in "BF" else value
+                found.setdefault(key, (value, []))[1].append(owner)
+        return list(found.values())
+
+    def _callables_of(self, receiver: Value, name: str) -> Iterator[Value]:
+        members = self.program.members(receiver[1], name)
+        if members and all(m.binding[2] is not None and m.binding[2][0] == "F" for m in members):
+            for member in members:
+                ref = (member.owner[0], member.binding[2][1])  # type: ignore[index]
+                if method_kind(self.program.scope(ref)) == "property":
+                    yield from (v for v in self.inference.returns(ref, receiver[1]) if v[0] in "FBPIC")
+                else:
+                    yield from self.inference._method_value(ref, receiver)
+        else:
+            yield from (v for v in self.inference.attribute(receiver, name) if v[0] in "FBPIC")
+
+    def _runs(self, owner: Ref, method: Ref) -> bool:
+        """Whether instances of ``owner`` can run ``method`` (it is not overridden, or the override calls it)."""
+        name = self.program.scope(method).name
+        place = (method[0], self.program.scope(method).parent)
+        order = self.program.mro(owner)
+        if place not in order:
+            return True
+        for item in order:
+            if item == place:
+                return True
+            for member in self.program.own_members(item, name):
+                value = member.binding[2]
+                if value is not None and value[0] == "F" and ((member.owner[0], value[1]), name) not in self._super_calls:
+                    return False
+        return True
+
+    # -- callables ----------------------------------------------------------------------------------------------
+
+    def callable(self, value: Value, owner: Ref | None = None, depth: int = 0) -> list[Candidate]:
+        """The definitions that calling one value runs."""
+        kind = value[0]
+        if depth > 4:
+            return []
+        if kind == "F":
+            return self._function(value[1], 0, None)
+        if kind == "B":
+            static = method_kind(self.program.scope(value[1])) == "static"
+            return self._function(value[1], 0 if static else 1, owner or value[2])
+        if kind == "C":
+            return self.constructors(value)
+        if kind == "I":
+            return self._instance(value, depth)
+        if kind == "P":
+            inner = self.callable(value[1], owner, depth + 1)
+            return [
+                c._replace(prefix=Passed(c.prefix.npos + value[2], c.prefix.keywords + tuple(value[3]))) for c in inner
+            ]
+        return []
+
+    def _function(self, ref: Ref, skip: int, owner: Ref | None) -> list[Candidate]:
+        scope = self.program.scope(ref)
+        if scope.signature is None or self.changes_signature(ref):
+            return []
+        return [Candidate(ref, scope.signature, skip, owner, scope.stub)]
+
+    def _instance(self, value: Value, depth: int) -> list[Candidate]:
+        called = self.family(value, "__call__")
+        if called or not self.program.unknown_base_or_module(value[1]):
+            return called
+        return self.family(value, "forward")
+
+    def changes_signature(self, ref: Ref) -> bool:
+        """Whether a decorator makes the callers' signature differ from the written one, as far as can be seen."""
+        if ref not in self._changing:
+            scope = self.program.scope(ref)
+            context = Context(ref[0], scope.parent, scope.line, scope.guard, None)
+            self._changing[ref] = any(self._decorator_changes(d, context) for d in scope.decorators)
+        return self._changing[ref]
+
+    def _decorator_changes(self, decorator: Expr | None, context: Context) -> bool:
+        name = last_name(decorator)
+        if decorator is None or name in _CHANGING:
+            return True
+        if name in _KEEPING:
+            return False
+        is_call = decorator[0] == "c"
+        for value in self.inference.evaluate(decorator[1] if is_call else decorator, context):
+            if value[0] == "F" and not self._keeps(value[1], factory=is_call):
+                return True
+            if value[0] == "C":
+                return True
+        return False
+
+    def _keeps(self, ref: Ref, factory: bool) -> bool:
+        """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given."""
+        scopes = self.program.files[ref[0]].facts.scopes
+        inner = [s for s in scopes if s.parent == ref[1] and s.kind == "f"]
+        if factory:
+            inner += [s for t in inner for s in scopes if s.kind == "f" and scopes[s.parent] is t]
+        takes_all = [s for s in inner if s.signature and s.signature.vararg and s.signature.kwarg]
+        own = [s for s in inner if s.name != "<lambda>"]
+        return bool(takes_all) or not own or factory and len(own) == 1
+
+    # -- constructors -------------------------------------------------------------------------------------------
+
+    def constructors(self, value: Value) -> list[Candidate]:
+        owners = (value[1],) if value[2] else self.program.descendants(value[1])
+        return _unique([c for owner in owners for c in self._constructor(owner)])
+
+    def _constructor(self, owner: Ref) -> list[Candidate]:
+        if any(name.startswith(("metaclass", "**")) for name in self._all_external(owner)):
+            if not any("ABCMeta" in name for name in self._all_external(owner)):
+                return []
+        for item in self.program.mro(owner):
+            scope = self.program.scope(item)
+            for name in ("__init__", "__new__"):
+                for member in self.program.own_members(item, name):
+                    written = member.binding[2]
+                    if written is None or written[0] != "F":
+                        return []
+                    return self._function((member.owner[0], written[1]), 1, owner)
+            generated = self._generated_signature(item, owner)
+            if generated is not None:
+                return [Candidate(item, generated, 0, owner, False)]
+            if _record_kind(scope) == "unknown" or self.program.external.get(item, NOTHING) - _TRANSPARENT_BASES:
+                return []
+        if _decorated(self.program.scope(owner)):
+            return []
+        return [Candidate(owner, Signature((), (), (), {}, None, None), 0, owner, False)]
+
+    def _all_external(self, owner: Ref) -> Iterable[str]:
+        return (name for item in self.program.mro(owner) for name in self.program.external.get(item, ()))
+
+    def _generated_signature(self, item: Ref, owner: Ref) -> Signature | None:
+        kind = _record_kind(self.program.scope(item))
+        outside = self.program.external.get(item, frozenset())
+        if "NamedTuple" in outside or "Struct" in outside:
+            kind = "record"
+        if kind != "record":
+            if any("Struct" in self.program.external.get(base, ()) for base in self.program.mro(item)):
+                kind = "record"
+            else:
+                return None
+        if item not in self._generated:
+            self._generated[item] = self._record_signature(item)
+        return self._generated[item]
+
+    def _record_signature(self, item: Ref) -> Signature | None:
+        """Fields of the class and its record bases, bases first; a redeclared field keeps its place."""
+        order: dict[str, tuple[bool, bool]] = {}
+        for base in reversed(self.program.mro(item)):
+            scope = self.program.scope(base)
+            kw_only = _keyword_only(scope)
+            if _record_kind(scope) != "record" and not scope.class_keywords and base != item:
+                if not any(n in self.program.external.get(base, ()) for n in ("NamedTuple", "Struct")) and not any(
+                    "Struct" in self.program.external.get(b, ()) for b in self.program.mro(base)
+                ):
+                    continue
+            for name, has_default, init, head in scope.fields:
+                if head == "KW_ONLY" and name == "_":
+                    kw_only = True
+                elif head != "ClassVar" and init:
+                    order[name] = (has_default, kw_only or head == "KW_ONLY")
+                elif not init:
+                    order.pop(name, None)
+        defaults = {name: "..." for name, (has_default, _) in order.items() if has_default}
+        positional = tuple(name for name, (_, keyword) in order.items() if not keyword)
+        return Signature((), positional, tuple(n for n, (_, k) in order.items() if k), defaults, None, None)
+
+
+def _record_kind(scope: Scope) -> str:
+    """``"record"`` for a plain dataclass, ``"unknown"`` for a decorator that may add a constructor, else ``""``."""
+    for decorator in scope.decorators:
+        name = last_name(decorator)
+        if name == "dataclass":
+            options = decorator[4] if decorator and decorator[0] == "c" else ()
+            return "unknown" if "init" in options else "record"
+        if name in ("define", "frozen", "attrs", "s", "mutable", "struct", "pytree_dataclass", "register_dataclass"):
+            return "unknown"
+    return ""
+
+
+def _keyword_only(scope: Scope) -> bool:
+    if "kw_only=True" in scope.class_keywords:
+        return True
+    return any(d is not None and d[0] == "c" and "kw_only" in d[4] for d in scope.decorators)
+
+
+def _decorated(scope: Scope) -> bool:
+    return any(last_name(d) not in ("final", "runtime_checkable") for d in scope.decorators)
+
+
+def _unique(candidates: list[Candidate]) -> list[Candidate]:
+    found: dict[tuple[object, ...], Candidate] = {}
+    for candidate in candidates:
+        found.setdefault((candidate.ref, candidate.skip, candidate.prefix), candidate)
+    return list(found.values())

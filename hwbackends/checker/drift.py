@@ -1,0 +1,428 @@
+"""Drift mode: every call of the trees against every definition that it can reach, without a contract."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from . import platforms
+from .bind import Mismatch, Passed, bind, leftover
+from .dispatch import Candidate, Dispatcher, Reach
+from .findings import Finding, Place, ordinal
+from .infer import Context, Inference, last_name
+from .model import Call, Expr
+from .program import Program, Ref
+
+
+class Verdict(NamedTuple):
+    """What one candidate says to one call; ``target`` is the definition that rejects (behind forwarders)."""
+
+    candidate: Candidate
+    target: Candidate
+    mismatch: Mismatch
+
+
+class Rejection(NamedTuple):
+    """A definition that rejects a call, among those that accept it and ``count`` that do not."""
+
+    file: int
+    call: Call
+    verdict: Verdict
+    accepting: tuple[Verdict, ...]
+    count: int
+    complete: bool
+    doubtful: bool  # the receiver is probably not what its declaration says
+
+
+class Drift:
+    """Checks all calls of a program. Use :func:`check_drift`."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.inference = Inference(program)
+        self.inference.link_classes()
+        self.dispatcher = Dispatcher(self.inference)
+        self.forwards: dict[Ref, list[Call]] = defaultdict(list)
+        self._index_calls()
+
+    def _index_calls(self) -> None:
+        for index, file in enumerate(self.program.files):
+            for raw in file.facts.calls:
+                func = raw[3]
+                if func[0] == "a" and func[1][0] == "c" and func[1][1] == ("n", "super"):
+                    self.dispatcher.note_super_call((index, raw[1]), func[2])
+                if raw[6] is not None or raw[7] is not None:
+                    call = Call._make(raw)
+                    if self._forwards(index, call):
+                        self.forwards[(index, call.scope)].append(call)
+
+    def _forwards(self, file: int, call: Call) -> bool:
+        """Whether a call hands on the ``*args`` or ``**kwargs`` of the function around it."""
+        signature = self.program.scope((file, call.scope)).signature
+        if signature is None:
+            return False
+        return bool(call.star and call.star == signature.vararg or call.kwstar and call.kwstar == signature.kwarg)
+
+    # -- one call -----------------------------------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """All calls; a rejection is weighed once all of them are known."""
+        rejections: list[Rejection] = []
+        for index in range(len(self.program.files)):
+            for raw in self.program.files[index].facts.calls:
+                rejections += self.check_call(index, Call._make(raw))
+        sites: dict[Ref, set[tuple[int, int]]] = defaultdict(set)
+        for item in rejections:
+            sites[item.verdict.target.ref].add((item.file, item.call.line))
+        return [self.finding(item, confidence(item, len(sites[item.verdict.target.ref]))) for item in rejections]
+
+    def check_call(self, file: int, call: Call) -> list[Rejection]:
+        if self.catches_type_error(file, call.guard):
+            return []
+        context = self.inference.context((file, call.scope), call.line, call.guard)
+        reach = self.dispatcher.reach(call, context)
+        return self.rejections(file, call, context, reach) if reach.candidates else []
+
+    def rejections(self, file: int, call: Call, context: Context, reach: Reach) -> list[Rejection]:
+        passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
+        verdicts = [self.verdict(c, passed) for c in reach.candidates]
+        if not any(v.mismatch.rejects for v in verdicts):
+            return []
+        verdicts = [v for v in verdicts if self.reachable(v.candidate, file, call, context, v.mismatch)]
+        accepting = tuple(v for v in verdicts if not v.mismatch.rejects)
+        rejecting = tuple(v for v in verdicts if v.mismatch.rejects and not v.target.stub)
+        return [
+            Rejection(file, call, v, accepting, len(rejecting), reach.complete,
+                      self.doubtful(v, accepting, reach, call, passed, context))
+            for v in rejecting
+        ]  # fmt: skip
+
+    def doubtful(
+        self, verdict: Verdict, accepting: tuple[Verdict, ...], reach: Reach, call: Call, passed: Passed, context: Context
+    ) -> bool:
+        """Signs that the call is meant for something else than its receiver's declared type offers."""
+        target = verdict.target
+        if not accepting:
+            return not verdict.candidate.exact and self._accepted_elsewhere(last_name(call.func), passed, target)
+        related = [v for v in accepting if self.related(target, v.target)]
+        if self.program.scope(target.ref).name in ("forward", "__call__") and last_name(call.func) not in (
+            "forward", "__call__",
+        ):  # fmt: skip
+            return not related
+        if verdict.candidate.declared:
+            return True  # what the receiver is declared as rejects the call, only something below accepts it
+        if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
+            return len(reach.candidates) > 2 and self._chosen_by_name(call, context)
+        return False
+
+    def related(self, left: Candidate, right: Candidate) -> bool:
+        """Whether two methods' classes share a class of the trees."""
+        if left.owner is None or right.owner is None:
+            return left.owner is right.owner
+        return bool(set(self.program.mro(left.owner)) & set(self.program.mro(right.owner)))
+
+    def _accepted_elsewhere(self, name: str, passed: Passed, target: Candidate) -> bool:
+        for ref in self.program.methods_named.get(name, ()):
+            scope = self.program.scope(ref)
+            if ref != target.ref and scope.signature is not None and not bind(scope.signature, passed, 1).rejects:
+                return True
+        return False
+
+    def _chosen_by_name(self, call: Call, context: Context) -> bool:
+        """Whether a string comparison around the call picks one class of a registry."""
+        return any(
+            test is not None and test[0] == "=" and _has_string(test)
+            for test, _ in self.inference.chain(context.file, call.guard)
+        )
+
+    def verdict(self, candidate: Candidate, passed: Passed, depth: int = 0) -> Verdict:
+        prefix = candidate.prefix
+        keywords = tuple(dict.fromkeys((*passed.keywords, *prefix.keywords)))
+        total = passed._replace(npos=passed.npos + prefix.npos, keywords=keywords)
+        mismatch = bind(candidate.signature, total, candidate.skip)
+        if mismatch.rejects or depth > 4:
+            return Verdict(candidate, candidate, mismatch)
+        return self._forwarded(candidate, total, depth) or Verdict(candidate, candidate, mismatch)
+
+    def _forwarded(self, candidate: Candidate, passed: Passed, depth: int) -> Verdict | None:
+        """Follow ``*args, **kwargs`` to what they are handed to; None where that accepts or cannot be seen."""
+        calls = self.forwards.get(candidate.ref)
+        scope = self.program.scope(candidate.ref)
+        if not calls or scope.kwarg_edited or len(calls) > 3:
+            return None
+        rest = leftover(candidate.signature, passed, candidate.skip)
+        rejected: Verdict | None = None
+        for call in calls:
+            verdict = self._forwarded_call(candidate, call, rest, passed, scope.kwarg_popped, depth)
+            if verdict is None:
+                return None
+            rejected = rejected or verdict
+        return rejected
+
+    def _forwarded_call(
+        self, candidate: Candidate, call: Call, rest: object, passed: Passed, popped: tuple[str, ...], depth: int
+    ) -> Verdict | None:
+        file = candidate.ref[0]
+        signature = candidate.signature
+        positional = rest.npos if call.star == signature.vararg and call.star else 0  # type: ignore[attr-defined]
+        handed = tuple(k for k in rest.keywords if k not in popped) if call.kwstar == signature.kwarg else ()  # type: ignore[attr-defined]
+        unknown_star = call.star is not None and (call.star != signature.vararg or passed.star)
+        unknown_kwstar = call.kwstar is not None and (call.kwstar != signature.kwarg or passed.kwstar)
+        onward = Passed(call.npos + positional, call.keywords + handed, unknown_star, unknown_kwstar)
+        context = self.inference.context(candidate.ref, call.line, call.guard, candidate.owner)
+        if self.catches_type_error(file, call.guard):
+            return None
+        reach = self.dispatcher.reach(call, context._replace(exact=candidate.owner is not None))
+        if not reach.candidates or not reach.complete:
+            return None
+        verdicts = [self.verdict(c, onward, depth + 1) for c in reach.candidates]
+        if all(v.mismatch.rejects and not v.target.stub for v in verdicts):
+            return verdicts[0]._replace(candidate=candidate)
+        return None
+
+    # -- reachability -------------------------------------------------------------------------------------------
+
+    def catches_type_error(self, file: int, guard: int) -> bool:
+        return any(test is not None and test[0] == "try-type" for test, _ in self.inference.chain(file, guard))
+
+    def reachable(self, candidate: Candidate, file: int, call: Call, context: Context, mismatch: Mismatch) -> bool:
+        conditions = self.inference.chain(file, call.guard)
+        platform = self.platform_of(candidate)
+        here = platforms.of_definition(self.program.files[file].parts, "")
+        if platform and here and platform != here:
+            return False
+        if not platforms.can_meet(platform, conditions):
+            return False
+        return not any(
+            self.rules_out(test, holds, candidate, call, context, mismatch) for test, holds in conditions if test
+        )
+
+    def platform_of(self, candidate: Candidate) -> str | None:
+        ref = candidate.ref
+        class_name = self.program.scope(ref).qualname.rpartition(".")[0]
+        found = platforms.of_definition(self.program.files[ref[0]].parts, class_name)
+        if found is None and candidate.owner is not None and candidate.owner != ref:
+            owner = candidate.owner
+            found = platforms.of_definition(self.program.files[owner[0]].parts, self.program.scope(owner).qualname)
+        return found
+
+    def rules_out(
+        self, test: Expr, holds: bool, candidate: Candidate, call: Call, context: Context, mismatch: Mismatch
+    ) -> bool:
+        """Whether a condition around the call keeps it from reaching the candidate."""
+        test = self._resolved_test(test, context)
+        if test[0] == "!" and test[1]:
+            return self.rules_out(test[1], not holds, candidate, call, context, mismatch)
+        if test[0] == "=" and test[1] in ("In", "NotIn") and test[2][0] == "s" and _asks_signature(test[3]):
+            has = test[2][1] in (*candidate.signature.positional, *candidate.signature.kwonly)
+            return has != (holds == (test[1] == "In"))
+        if holds and mismatch.rejects and _mentions(test, mismatch.unknown):
+            return True
+        known = self._flag(test, candidate, call)
+        return known is not None and known != holds
+
+    def _resolved_test(self, test: Expr, context: Context) -> Expr:
+        """A name in a condition stands for the comparison it was given."""
+        for _ in range(3):
+            if test[0] == "n":
+                replaced = self._local(test[1], context)
+                if replaced is None or replaced[0] not in "=ac":
+                    return test
+                test = replaced
+            elif test[0] == "=" and test[3][0] == "n":
+                replaced = self._local(test[3][1], context)
+                if replaced is None:
+                    return test
+                test = (*test[:3], replaced)
+            elif test[0] == "=" and test[3][0] == "a" and test[3][1][0] == "n":
+                replaced = self._local(test[3][1][1], context)
+                if replaced is None:
+                    return test
+                test = (*test[:3], ("a", replaced, test[3][2]))
+        return test
+
+    def _local(self, name: str, context: Context) -> Expr | None:
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0:
+            bindings = scopes[number].bindings.get(name)
+            if bindings:
+                return bindings[0][2] if len(bindings) == 1 else None
+            number = scopes[number].parent
+        return None
+
+    def _flag(self, test: Expr, candidate: Candidate, call: Call) -> bool | None:
+        """The truth of ``receiver.flag`` or ``receiver.flag()`` where the candidate's class fixes it."""
+        default: bool | None = None
+        if test[0] == "c" and test[1] == ("n", "getattr") and len(test[2]) >= 2 and test[2][1] and test[2][1][0] == "s":
+            owner_expr, name = test[2][0], test[2][1][1]
+            if len(test[2]) > 2 and test[2][2] is not None and test[2][2][0] == "k":
+                default = bool(test[2][2][1])
+        elif test[0] == "c" and not test[2] and test[1][0] == "a":
+            owner_expr, name = test[1][1], test[1][2]
+        elif test[0] == "c" and test[1] == ("n", "hasattr") and test[2][1:] and test[2][1] and test[2][1][0] == "s":
+            return self._has(test[2][0], test[2][1][1], candidate, call)
+        elif test[0] == "a":
+            owner_expr, name = test[1], test[2]
+        else:
+            return None
+        if candidate.owner is None or call.func[0] != "a" or owner_expr != call.func[1]:
+            return None
+        return self._constant(candidate.owner, name, default)
+
+    def _has(self, owner_expr: Expr | None, name: str, candidate: Candidate, call: Call) -> bool | None:
+        if candidate.owner is None or call.func[0] != "a" or owner_expr != call.func[1]:
+            return None
+        if self.program.members(candidate.owner, name):
+            return True
+        assigned = any(name in self.program.scope(c).attributes for c in self.program.mro(candidate.owner))
+        return True if assigned else (None if self.program.unknown_base(candidate.owner) else False)
+
+    def _constant(self, owner: Ref, name: str, default: bool | None) -> bool | None:
+        if any(name in self.program.scope(c).attributes for c in self.program.mro(owner)):
+            return None
+        members = self.program.members(owner, name)
+        if not members:
+            return default if not self.program.unknown_base(owner) else None
+        if len(members) != 1 or members[0].binding[2] is None:
+            return None
+        value = members[0].binding[2]
+        if value[0] == "k":
+            return bool(value[1])
+        if value[0] == "F":
+            returned = self.program.scope((members[0].owner[0], value[1])).returns
+            if len(returned) == 1 and returned[0][0] < 0 and returned[0][1] and returned[0][1][0] == "k":
+                return bool(returned[0][1][1])
+        return None
+
+    # -- findings -----------------------------------------------------------------------------------------------
+
+    def finding(self, item: Rejection, confidence: str) -> Finding:
+        file, call, verdict, accepting = item.file, item.call, item.verdict, item.accepting
+        mismatch, target = verdict.mismatch, verdict.target
+        missing = missing_names(mismatch, target, call, [v.target for v in accepting])
+        rule = rule_of(mismatch, bool(accepting))
+        scope = self.program.scope(target.ref)
+        definition = Place(self.program.files[target.ref[0]].path, scope.line, scope.qualname)
+        place = Place(self.program.files[file].path, call.line)
+        message = describe(rule, definition, place, mismatch, missing, last_name(call.func))
+        return Finding(rule, "error", confidence, message, missing, definition, place)
+
+
+def confidence(item: Rejection, sites: int) -> str:
+    """How likely a rejection is a fault and not a second protocol under one name.
+
+    Drift leaves a definition that resembles its siblings and rejects few calls; a protocol of its own has other
+    parameters, or is rejected by most calls of the name because those never reach it.
+    """
+    if item.doubtful or set(item.verdict.mismatch.unknown) & set(item.verdict.target.prefix.keywords):
+        return "low"
+    if not item.accepting:
+        return "high" if item.complete else "medium"
+    if item.count > 3 and item.count > len(item.accepting):
+        return "low"
+    likeness = max(similarity(item.verdict.target, other.target) for other in item.accepting)
+    if likeness < 0.5 or sites > 4 or item.count > 2 * len(item.accepting):
+        return "low"
+    return "high" if item.complete and likeness >= 0.6 else "medium"
+
+
+def similarity(left: Candidate, right: Candidate) -> float:
+    """Shared parameter names over all parameter names, receivers aside."""
+    a = {*left.signature.positional[left.skip :], *left.signature.kwonly}
+    b = {*right.signature.positional[right.skip :], *right.signature.kwonly}
+    return len(a & b) / len(a | b) if a | b else 1.0
+
+
+def rule_of(mismatch: Mismatch, others_accept: bool) -> str:
+    """The definition is at fault where another one accepts the call; else the call is."""
+    if mismatch.unknown:
+        return "HWB101" if others_accept else "HWB105"
+    if mismatch.missing and not mismatch.excess:
+        return "HWB102" if others_accept else "HWB106"
+    return "HWB103"
+
+
+def missing_names(
+    mismatch: Mismatch, target: Candidate, call: Call, accepting: list[Candidate]
+) -> tuple[str, ...]:
+    """The names that do not fit; a surplus position is named after the parameter that another definition has there."""
+    names = [*mismatch.unknown, *mismatch.missing, *mismatch.twice]
+    own = (*target.signature.positional, *target.signature.kwonly)
+    for position in range(call.npos - mismatch.excess, call.npos):
+        name = next(
+            (c.signature.positional[position + c.skip] for c in accepting
+             if position + c.skip < len(c.signature.positional)), None
+        )  # fmt: skip
+        if name is None and position >= 0 and position < len(call.argnames) and call.argnames[position] not in own:
+            name = call.argnames[position]
+        place = f"{ordinal(position + 1)} positional"
+        names.append(f"{name} ({place})" if name else place)
+    return tuple(names)
+
+
+def describe(
+    rule: str, definition: Place, call: Place, mismatch: Mismatch, missing: tuple[str, ...], called: str
+) -> str:
+    """One sentence with both places, and one with the fix."""
+    parts = []
+    if mismatch.unknown:
+        parts.append(f"does not take {_listed(mismatch.unknown)}")
+    if mismatch.missing:
+        parts.append(f"requires {_listed(mismatch.missing)}, which the call omits")
+    if mismatch.excess:
+        parts.append(f"takes {mismatch.capacity} positional arguments, the call passes {mismatch.capacity + mismatch.excess}")
+    if mismatch.twice:
+        parts.append(f"gets {_listed(mismatch.twice)} both by position and by keyword")
+    fix = {
+        "HWB101": f"add {_listed(missing)} to {definition.name}, or stop passing it",
+        "HWB102": f"give {_listed(missing)} a default in {definition.name}, or pass it",
+        "HWB103": f"align the parameters of {definition.name} with the call",
+        "HWB105": f"remove {_listed(missing)} from the call, or add it to {definition.name}",
+        "HWB106": f"pass {_listed(missing)} in the call",
+    }.get(rule, "make both agree")
+    where = f"{definition.name} ({definition.file}:{definition.line})"
+    return f"{where} {' and '.join(parts)}; called as {called} at {call.file}:{call.line}. Fix: {fix}."
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _asks_signature(expr: Expr | None) -> bool:
+    """``inspect.signature(f).parameters``, also through ``set(...)``, ``.keys()`` or ``getfullargspec``."""
+    if expr is None or expr[0] not in "acin":
+        return False
+    if expr[0] == "c":
+        name = last_name(expr[1])
+        if name in ("signature", "getfullargspec", "_signature"):
+            return True
+        inner = [expr[1], *expr[2]]
+        return any(_asks_signature(item) for item in inner)
+    return expr[0] in "ai" and _asks_signature(expr[1])
+
+
+def _has_string(test: Expr) -> bool:
+    return test[0] == "s" or any(_has_string(part) for part in _parts(test))
+
+
+def _mentions(test: Expr, names: tuple[str, ...]) -> bool:
+    """Whether a condition holds one of these keywords as a string: some check of what the callee accepts."""
+    if test[0] == "s":
+        return test[1] in names
+    return any(_mentions(part, names) for part in _parts(test))
+
+
+def _parts(test: Expr) -> Iterator[Expr]:
+    for item in test[1:]:
+        if isinstance(item, tuple) and item and isinstance(item[0], str):
+            yield item
+        elif isinstance(item, tuple):
+            yield from (part for part in item if isinstance(part, tuple) and part)
+
+
+def check_drift(program: Program) -> list[Finding]:
+    """All findings of drift mode, in order of place."""
+    found = {finding.sort_key: finding for finding in Drift(program).check()}
+    return [found[key] for key in sorted(found, key=repr)]

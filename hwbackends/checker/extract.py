@@ -1,0 +1,790 @@
+"""One parsed file to its facts (``model.FileFacts``): scopes, bindings, guards and calls. Nothing across files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .model import Expr, FileFacts, Guard, Scope, Signature
+
+_IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
+_OVERLOADS = frozenset({"overload"})
+_MAX_DEPTH = 12
+_CONSTANTS = (bool, int, float, type(None))
+_UNINTERESTING = frozenset(
+    "append extend items keys values split strip join startswith endswith encode decode lower upper isdigit "
+    "numpy tolist item unsqueeze squeeze view reshape permute transpose contiguous len print range str int float "
+    "isinstance issubclass hasattr getattr setattr min max sum abs tuple list dict set frozenset sorted enumerate zip "
+    "bool id repr type ValueError RuntimeError TypeError KeyError NotImplementedError AssertionError Exception".split()
+)
+
+
+class Extractor:
+    """Walks one tree once. Use :func:`extract`."""
+
+    def __init__(self, external: Callable[[str], bool]) -> None:
+        self.scopes: list[Scope] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.guards: list[Guard] = []
+        self.patches: list[tuple[int, int, Expr, str, Expr | None]] = []
+        self.external = external
+        self.scope = 0
+        self.guard = -1
+        self.lambdas: dict[int, int] = {}
+        self.reads: list[set[str]] = [set()]
+        self.edits: list[set[str]] = [set()]
+        self.popped: list[dict[str, set[str]]] = [{}]
+        self.globals: list[frozenset[str]] = [frozenset()]
+        self.external_names: set[str] = set()
+        self.function = -1
+        self.klass: list[int] = []
+        self.self_name: list[str | None] = [None]
+        self._stmt: dict[type, Callable[[Any], None]] = {
+            ast.FunctionDef: self._function,
+            ast.AsyncFunctionDef: self._function,
+            ast.ClassDef: self._class,
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._ann_assign,
+            ast.AugAssign: self._aug_assign,
+            ast.Import: self._import,
+            ast.ImportFrom: self._import_from,
+            ast.If: self._if,
+            ast.For: self._for,
+            ast.AsyncFor: self._for,
+            ast.While: self._while,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.Try: self._try,
+            ast.Return: self._return,
+            ast.Expr: self._expr_statement,
+            ast.Assert: self._assert,
+            ast.Global: self._global,
+            ast.Nonlocal: self._ignore,
+            ast.Pass: self._ignore,
+            ast.Break: self._ignore,
+            ast.Continue: self._ignore,
+        }
+        if hasattr(ast, "TryStar"):
+            self._stmt[ast.TryStar] = self._try
+        self._walk: dict[type, Callable[[Any], None] | None] = {
+            ast.Constant: None,
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Call: self._call,
+            ast.Lambda: self._lambda,
+            ast.IfExp: self._ifexp,
+            ast.BoolOp: self._boolop,
+            ast.NamedExpr: self._named,
+            ast.ListComp: self._comprehension,
+            ast.SetComp: self._comprehension,
+            ast.GeneratorExp: self._comprehension,
+            ast.DictComp: self._comprehension,
+        }
+
+    # -- scopes -------------------------------------------------------------------------------------------------
+
+    def module(self, tree: ast.Module) -> None:
+        self.scopes.append(Scope("m", "", "", -1, 1, -1, {}, ()))
+        self._body(tree.body)
+
+    def _bind(self, name: str, line: int, value: Expr | None) -> None:
+        scope = 0 if name in self.globals[-1] else self.scope
+        self.scopes[scope].bindings.setdefault(name, []).append((line, self.guard, value))
+
+    def _qualname(self, name: str) -> str:
+        parent = self.scopes[self.scope]
+        return f"{parent.qualname}.{name}" if parent.qualname else name
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        decorators = tuple(self.expr(d) for d in node.decorator_list)
+        for decorator in node.decorator_list:
+            self.walk(decorator)
+        self._walk_arguments(node.args)
+        overload = any(d is not None and d[-1] in _OVERLOADS for d in decorators)
+        index = self._open_function(node, node.name, decorators)
+        if not overload:
+            self._bind(node.name, node.lineno, ("F", index))
+        self._function_body(index, node.args, node.body)
+
+    def _open_function(self, node: Any, name: str, decorators: tuple[Expr | None, ...]) -> int:
+        index = len(self.scopes)
+        body = node.body if isinstance(node.body, list) else []
+        returns = getattr(node, "returns", None)
+        scope = Scope(
+            "f", name, self._qualname(name), self.scope, node.lineno, self.guard, {}, decorators,
+            signature=_signature(node.args), returns=[],
+            return_annotation=self.annotation(returns) if returns is not None else None,
+            stub=_is_stub(body), is_async=isinstance(node, ast.AsyncFunctionDef),
+        )  # fmt: skip
+        self.scopes.append(scope)
+        return index
+
+    def _function_body(self, index: int, arguments: ast.arguments, body: list[ast.stmt]) -> None:
+        saved = self.scope, self.guard, self.function
+        in_class = self.scopes[self.scope].kind == "c"
+        self.scope, self.guard, self.function = index, -1, index
+        self._bind_parameters(arguments)
+        self.reads.append(set())
+        self.edits.append(set())
+        self.popped.append({})
+        self.globals.append(frozenset())
+        first = (arguments.posonlyargs + arguments.args)[:1]
+        self.self_name.append(first[0].arg if in_class and first else (None if in_class else self.self_name[-1]))
+        self._body(body)
+        self._close_function(index)
+        self.scope, self.guard, self.function = saved
+
+    def _close_function(self, index: int) -> None:
+        scope = self.scopes[index]
+        signature = scope.signature
+        assert signature is not None
+        reads, edits, popped = self.reads.pop(), self.edits.pop(), self.popped.pop()
+        self.globals.pop()
+        self.self_name.pop()
+        self.reads[-1] |= reads
+        names = [*signature.positional, *signature.kwonly]
+        names += [name for name in (signature.vararg, signature.kwarg) if name]
+        kwarg = signature.kwarg
+        self.scopes[index] = scope._replace(
+            unread=tuple(name for name in names if name not in reads),
+            kwarg_edited=kwarg is not None and kwarg in edits,
+            kwarg_popped=tuple(sorted(popped.get(kwarg, ()))) if kwarg else (),
+        )
+
+    def _bind_parameters(self, arguments: ast.arguments) -> None:
+        line = self.scopes[self.scope].line
+        for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            self._bind(arg.arg, line, ("p", self.annotation(arg.annotation)))
+        for variadic in (arguments.vararg, arguments.kwarg):
+            if variadic is not None:
+                self._bind(variadic.arg, line, None)
+
+    def _walk_arguments(self, arguments: ast.arguments) -> None:
+        for default in (*arguments.defaults, *arguments.kw_defaults):
+            if default is not None:
+                self.walk(default)
+
+    def _lambda(self, node: ast.Lambda) -> None:
+        self._lambda_scope(node)
+
+    def _lambda_scope(self, node: ast.Lambda) -> int:
+        if id(node) in self.lambdas:
+            return self.lambdas[id(node)]
+        self._walk_arguments(node.args)
+        index = self.lambdas[id(node)] = self._open_function(node, "<lambda>", ())
+        body = ast.Return(value=node.body, lineno=node.lineno, col_offset=0)
+        self._function_body(index, node.args, [body])
+        return index
+
+    def _class(self, node: ast.ClassDef) -> None:
+        for part in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
+            self.walk(part)
+        index = len(self.scopes)
+        keywords = tuple(
+            f"{k.arg}={k.value.value}" if isinstance(k.value, ast.Constant) else (k.arg or "**") for k in node.keywords
+        )
+        self.scopes.append(
+            Scope(
+                "c", node.name, self._qualname(node.name), self.scope, node.lineno, self.guard, {},
+                tuple(self.expr(d) for d in node.decorator_list),
+                bases=tuple(self.annotation(b) for b in node.bases),
+                class_keywords=keywords, attributes={}, fields=_fields(node.body),
+            )  # fmt: skip
+        )
+        self._bind(node.name, node.lineno, ("K", index))
+        saved = self.scope, self.guard
+        self.scope, self.guard = index, -1
+        self.klass.append(index)
+        self._body(node.body)
+        self.klass.pop()
+        self.scope, self.guard = saved
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def _body(self, body: Iterable[ast.stmt]) -> bool:
+        """Walk statements; returns whether the end is never reached. A branch that leaves guards the rest."""
+        ends = False
+        saved = self.guard
+        for statement in body:
+            handler = self._stmt.get(type(statement))
+            if handler is None:
+                self._generic(statement)
+                ends = ends or isinstance(statement, ast.Raise)
+            else:
+                handler(statement)
+                ends = ends or type(statement) in (ast.Return, ast.Continue, ast.Break)
+        self.guard = saved
+        return ends
+
+    def _generic(self, node: ast.AST) -> None:
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, list):
+                if value and isinstance(value[0], ast.stmt):
+                    self._body(value)
+                else:
+                    for item in value:
+                        if isinstance(item, ast.AST):
+                            self._generic_item(item)
+            elif isinstance(value, ast.AST):
+                self._generic_item(value)
+
+    def _generic_item(self, node: ast.AST) -> None:
+        if isinstance(node, ast.expr):
+            self.walk(node)
+        else:
+            self._generic(node)
+
+    def _ignore(self, node: ast.stmt) -> None:
+        pass
+
+    def _global(self, node: ast.Global) -> None:
+        self.globals[-1] = self.globals[-1] | frozenset(node.names)
+
+    def push(self, test: ast.expr, holds: bool) -> None:
+        """Add what ``test`` being ``holds`` says about the statements that follow."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self.push(test.operand, not holds)
+        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+            for value in test.values:
+                self.push(value, holds)
+        else:
+            self.guards.append((self.condition(test), holds, self.guard))
+            self.guard = len(self.guards) - 1
+
+    def _opaque(self, tag: str, line: int, holds: bool) -> None:
+        self.guards.append(((tag, line), holds, self.guard))
+        self.guard = len(self.guards) - 1
+
+    def _if(self, node: ast.If) -> None:
+        self.walk(node.test)
+        saved = self.guard
+        self.push(node.test, True)
+        body_ends = self._body(node.body)
+        self.guard = saved
+        self.push(node.test, False)
+        else_guard = self.guard
+        else_ends = self._body(node.orelse) if node.orelse else False
+        self.guard = saved
+        if body_ends and not else_ends:
+            self.guard = else_guard
+        elif else_ends and not body_ends:
+            self.push(node.test, True)
+
+    def _assert(self, node: ast.Assert) -> None:
+        self.walk(node.test)
+        self.push(node.test, True)
+
+    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+        self.walk(node.iter)
+        self._target(node.target, ("e", value) if (value := self.expr(node.iter)) else None, node.lineno)
+        saved = self.guard
+        self._opaque("loop", node.lineno, True)
+        self._body(node.body)
+        self.guard = saved
+        self._body(node.orelse)
+
+    def _while(self, node: ast.While) -> None:
+        self.walk(node.test)
+        saved = self.guard
+        self.push(node.test, True)
+        self._body(node.body)
+        self.guard = saved
+        self._body(node.orelse)
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> None:
+        for item in node.items:
+            self.walk(item.context_expr)
+            if item.optional_vars is not None:
+                self._target(item.optional_vars, None, node.lineno)
+        # A with block runs its body once: what it binds and asserts holds behind it too.
+        for statement in node.body:
+            handler = self._stmt.get(type(statement))
+            if handler is None:
+                self._generic(statement)
+            else:
+                handler(statement)
+
+    def _try(self, node: ast.Try) -> None:
+        saved = self.guard
+        caught = frozenset(name for handler in node.handlers for name in _caught(handler))
+        tag = "try-type" if caught & {"TypeError"} else "try"
+        self._opaque(tag, node.lineno, True)
+        body_ends = self._body(node.body)
+        if node.orelse:
+            body_ends = self._body(node.orelse) or body_ends
+        self.guard = saved
+        all_end = bool(node.handlers)
+        for handler in node.handlers:
+            self.guard = saved
+            self._opaque("try", node.lineno, False)
+            if handler.type is not None:
+                self.walk(handler.type)
+            if handler.name:
+                self._bind(handler.name, handler.lineno, None)
+            all_end = self._body(handler.body) and all_end
+        self.guard = saved
+        self._body(node.finalbody)
+
+    def _return(self, node: ast.Return) -> None:
+        if node.value is None:
+            return
+        if self.function >= 0:
+            self.scopes[self.function].returns.append((self.guard, self.expr(node.value)))
+        self.walk(node.value)
+
+    def _expr_statement(self, node: ast.Expr) -> None:
+        self.walk(node.value)
+
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            root = alias.name.partition(".")[0]
+            module = alias.name if alias.asname else root
+            name = alias.asname or root
+            if self.external(alias.name):
+                self.external_names.add(name)
+            self._bind(name, node.lineno, ("m", 0, module, None))
+            if not alias.asname and "." in alias.name:
+                # The submodule is loaded too; a plain name binds only the root.
+                self._bind(f"import {alias.name}", node.lineno, None)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        outside = node.level == 0 and self.external(module)
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if outside:
+                self.external_names.add(name)
+            self._bind(name, node.lineno, ("m", node.level, module, alias.name))
+
+    def _assign(self, node: ast.Assign) -> None:
+        self.walk(node.value)
+        for target in node.targets:
+            self._assign_target(target, node.value, node.lineno)
+
+    def _assign_target(self, target: ast.expr, value: ast.expr, line: int) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            same = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+            starred = any(isinstance(item, ast.Starred) for item in target.elts)
+            whole = None if same else self.expr(value)
+            for position, item in enumerate(target.elts):
+                if same and not starred:
+                    self._assign_target(item, value.elts[position], line)  # type: ignore[attr-defined]
+                else:
+                    self._target(item, ("x", whole, position) if whole and not starred else None, line)
+            return
+        self._target(target, self.expr(value), line)
+
+    def _ann_assign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.walk(node.value)
+        annotation = self.annotation(node.annotation)
+        value = self.expr(node.value) if node.value is not None else None
+        declared: Expr | None = ("T", annotation)
+        if value is not None and value[0] not in ("k", "n"):
+            declared = ("|", declared, value) if annotation is None or value[0] in "cFKn" else declared
+        self._target(node.target, declared, node.lineno)
+
+    def _aug_assign(self, node: ast.AugAssign) -> None:
+        self.walk(node.value)
+        if isinstance(node.target, ast.Name):
+            self.reads[-1].add(node.target.id)
+            self._bind(node.target.id, node.lineno, None)
+        else:
+            self.walk(node.target)
+
+    def _target(self, target: ast.expr, value: Expr | None, line: int) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, line, value)
+            self.edits[-1].add(target.id)
+        elif isinstance(target, ast.Attribute):
+            self._attribute_target(target, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for position, item in enumerate(target.elts):
+                self._target(item, ("x", value, position) if value else None, line)
+        elif isinstance(target, ast.Starred):
+            self._target(target.value, None, line)
+        elif isinstance(target, ast.Subscript):
+            self._subscript_target(target, value)
+
+    def _attribute_target(self, target: ast.Attribute, value: Expr | None) -> None:
+        self.walk(target.value)
+        owner = target.value
+        if isinstance(owner, ast.Name) and self.klass and owner.id == self.self_name[-1] and self.function >= 0:
+            attributes = self.scopes[self.klass[-1]].attributes
+            attributes.setdefault(target.attr, []).append((self.scope, self.guard, value))
+            return
+        described = self.expr(owner)
+        if described is not None:
+            self.patches.append((self.scope, self.guard, described, target.attr, value))
+
+    def _subscript_target(self, target: ast.Subscript, value: Expr | None) -> None:
+        if isinstance(target.value, ast.Name):
+            # kwargs["x"] = ... only adds; the forwarded call then passes more than it was given.
+            self.edits[-1].add(target.value.id)
+            self.reads[-1].add(target.value.id)
+            if value is not None:
+                self._bind(target.value.id, target.lineno, ("d", (value,)))
+        else:
+            owner = target.value
+            if isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and value is not None:
+                self._attribute_target(owner, ("d", (value,)))
+            else:
+                self.walk(owner)
+        self.walk(target.slice)
+
+    # -- expressions --------------------------------------------------------------------------------------------
+
+    def walk(self, node: ast.expr) -> None:
+        """Visit every call, name and binding inside an expression."""
+        kind = type(node)
+        if kind in self._walk:
+            handler = self._walk[kind]
+            if handler is not None:
+                handler(node)
+            return
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, ast.expr):
+                self.walk(value)
+            elif isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.expr):
+                        self.walk(item)
+                    elif isinstance(item, ast.AST):
+                        self._generic(item)
+
+    def _name(self, node: ast.Name) -> None:
+        self.reads[-1].add(node.id)
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        self.walk(node.value)
+
+    def _ifexp(self, node: ast.IfExp) -> None:
+        self.walk(node.test)
+        saved = self.guard
+        self.push(node.test, True)
+        self.walk(node.body)
+        self.guard = saved
+        self.push(node.test, False)
+        self.walk(node.orelse)
+        self.guard = saved
+
+    def _boolop(self, node: ast.BoolOp) -> None:
+        saved = self.guard
+        holds = isinstance(node.op, ast.And)
+        for value in node.values:
+            self.walk(value)
+            self.push(value, holds)
+        self.guard = saved
+
+    def _named(self, node: ast.NamedExpr) -> None:
+        self.walk(node.value)
+        self._bind(node.target.id, node.lineno, self.expr(node.value))
+
+    def _comprehension(self, node: Any) -> None:
+        saved = self.guard
+        for generator in node.generators:
+            self.walk(generator.iter)
+            value = self.expr(generator.iter)
+            self._target(generator.target, ("e", value) if value else None, node.lineno)
+            for test in generator.ifs:
+                self.walk(test)
+                self.push(test, True)
+        if isinstance(node, ast.DictComp):
+            self.walk(node.key)
+            self.walk(node.value)
+        else:
+            self.walk(node.elt)
+        self.guard = saved
+
+    def _call(self, node: ast.Call) -> None:
+        func = node.func
+        keywords: list[str] = []
+        kwstar: str | None = None
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                kwstar = self._kwstar(keyword.value, keywords, kwstar)
+            else:
+                keywords.append(keyword.arg)
+        npos, star, argnames = 0, None, []
+        for arg in node.args:
+            if isinstance(arg, ast.Starred):
+                star = arg.value.id if isinstance(arg.value, ast.Name) else ""
+                self.walk(arg.value)
+                continue
+            npos += 1
+            argnames.append(_argument_name(arg))
+            self.walk(arg)
+        for keyword in node.keywords:
+            self.walk(keyword.value)
+        self.walk(func)
+        self._note_pop(node)
+        if self._wanted(func):
+            described = self.expr(func)
+            if described is not None:
+                self.calls.append(
+                    (node.lineno, self.scope, self.guard, described, npos, tuple(keywords), star, kwstar,
+                     tuple(argnames))
+                )  # fmt: skip
+
+    def _kwstar(self, value: ast.expr, keywords: list[str], kwstar: str | None) -> str | None:
+        """``**{"a": 1}`` passes plain keywords; anything else is named or unknown."""
+        if isinstance(value, ast.Dict) and all(isinstance(k, ast.Constant) for k in value.keys):
+            keywords += [str(k.value) for k in value.keys if isinstance(k, ast.Constant)]
+            return kwstar
+        return value.id if isinstance(value, ast.Name) and kwstar is None else ""
+
+    def _note_pop(self, node: ast.Call) -> None:
+        func = node.func
+        if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)):
+            return
+        if func.attr == "pop" and node.args and isinstance(node.args[0], ast.Constant):
+            self.popped[-1].setdefault(func.value.id, set()).add(str(node.args[0].value))
+        elif func.attr in ("update", "clear", "setdefault", "popitem", "pop"):
+            self.edits[-1].add(func.value.id)
+
+    def _wanted(self, func: ast.expr) -> bool:
+        """False for callees that cannot be defined in the trees: builtins' methods and names of other packages."""
+        if isinstance(func, ast.Name):
+            return func.id not in _UNINTERESTING and func.id not in self.external_names
+        if not isinstance(func, ast.Attribute):
+            return isinstance(func, ast.Call)
+        if func.attr in _UNINTERESTING:
+            return False
+        root: ast.expr = func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name):
+            return root.id not in self.external_names
+        return not isinstance(root, (ast.Constant, ast.JoinedStr))
+
+    def expr(self, node: ast.expr | None, depth: int = 0) -> Expr | None:
+        """What is kept of an expression; None where nothing can be said."""
+        kind = type(node)
+        if node is None or depth > _MAX_DEPTH:
+            return None
+        if kind is ast.Name:
+            return ("n", node.id)  # type: ignore[attr-defined]
+        if kind is ast.Attribute:
+            base = self.expr(node.value, depth + 1)  # type: ignore[attr-defined]
+            return ("a", base, node.attr) if base is not None else ("a", ("?",), node.attr)  # type: ignore[attr-defined]
+        if kind is ast.Call:
+            return self._described_call(node, depth)  # type: ignore[arg-type]
+        if kind is ast.Constant:
+            value = node.value  # type: ignore[attr-defined]
+            if isinstance(value, str):
+                return ("s", value) if len(value) < 200 else None
+            return ("k", value) if isinstance(value, _CONSTANTS) else None
+        handler = _DESCRIBE.get(kind)
+        return handler(self, node, depth + 1) if handler is not None else None
+
+    def _described_call(self, node: ast.Call, depth: int) -> Expr | None:
+        func = self.expr(node.func, depth + 1)
+        if func is None:
+            return None
+        args = tuple(
+            self.expr(a.value if isinstance(a, ast.Starred) else a, depth + 2) for a in node.args[:3]
+        )
+        keywords = tuple(k.arg or "**" for k in node.keywords)
+        return ("c", func, args, len(node.args), keywords)
+
+    def condition(self, node: ast.expr, depth: int = 0) -> Expr | None:
+        """A guard's test, with ``not``, ``and``, ``or`` and comparisons kept."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self.condition(node.operand, depth + 1)
+            return ("!", inner) if inner is not None else None
+        if isinstance(node, ast.BoolOp):
+            tag = "&" if isinstance(node.op, ast.And) else "V"
+            return (tag, tuple(self.condition(value, depth + 1) for value in node.values))
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = self.expr(node.left, depth + 1), self.expr(node.comparators[0], depth + 1)
+            if left is None or right is None:
+                return None
+            return ("=", type(node.ops[0]).__name__, left, right)
+        return self.expr(node, depth)
+
+    def annotation(self, node: ast.expr | None) -> Expr | None:
+        """A type: as an expression; a string annotation is parsed."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                node = ast.parse(node.value, mode="eval").body
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                return None
+        if isinstance(node, ast.Subscript):
+            base = self.annotation(node.value)
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return ("i", base, tuple(self.annotation(item) for item in items))
+        if isinstance(node, ast.BinOp):
+            return ("|", self.annotation(node.left), self.annotation(node.right))
+        return self.expr(node)
+
+
+def _describe_subscript(ex: Extractor, node: ast.Subscript, depth: int) -> Expr | None:
+    base = ex.expr(node.value, depth)
+    index = ex.expr(node.slice, depth) if isinstance(node.slice, (ast.Constant, ast.Name, ast.Attribute)) else None
+    return ("i", base, index) if base is not None else None
+
+
+def _describe_ifexp(ex: Extractor, node: ast.IfExp, depth: int) -> Expr | None:
+    return ("|", ex.expr(node.body, depth), ex.expr(node.orelse, depth))
+
+
+def _describe_boolop(ex: Extractor, node: ast.BoolOp, depth: int) -> Expr | None:
+    result = ex.expr(node.values[0], depth)
+    for value in node.values[1:]:
+        result = ("|", result, ex.expr(value, depth))
+    return result
+
+
+def _describe_display(ex: Extractor, node: ast.Tuple | ast.List | ast.Set, depth: int) -> Expr | None:
+    return ("t", tuple(ex.expr(item, depth) for item in node.elts[:40]))
+
+
+def _describe_dict(ex: Extractor, node: ast.Dict, depth: int) -> Expr | None:
+    return ("d", tuple(ex.expr(value, depth) for value in node.values[:80]))
+
+
+def _describe_comprehension(ex: Extractor, node: ast.ListComp, depth: int) -> Expr | None:
+    return ("d", (ex.expr(node.elt, depth),))
+
+
+def _describe_dictcomp(ex: Extractor, node: ast.DictComp, depth: int) -> Expr | None:
+    return ("d", (ex.expr(node.value, depth),))
+
+
+_DESCRIBE: dict[type, Callable[[Extractor, Any, int], Expr | None]] = {
+    ast.Subscript: _describe_subscript,
+    ast.IfExp: _describe_ifexp,
+    ast.BoolOp: _describe_boolop,
+    ast.Tuple: _describe_display,
+    ast.List: _describe_display,
+    ast.Set: _describe_display,
+    ast.Dict: _describe_dict,
+    ast.ListComp: _describe_comprehension,
+    ast.GeneratorExp: _describe_comprehension,
+    ast.DictComp: _describe_dictcomp,
+    ast.Compare: lambda ex, node, depth: ex.condition(node, depth),
+    ast.Await: lambda ex, node, depth: ex.expr(node.value, depth),
+    ast.NamedExpr: lambda ex, node, depth: ex.expr(node.value, depth),
+    ast.Lambda: lambda ex, node, depth: ("F", ex._lambda_scope(node)),
+    ast.BinOp: lambda ex, node, depth: (
+        ("|", ex.expr(node.left, depth), ex.expr(node.right, depth)) if isinstance(node.op, ast.BitOr) else None
+    ),
+    ast.UnaryOp: lambda ex, node, depth: (
+        ("k", -node.operand.value)
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
+        and isinstance(node.operand.value, (int, float))
+        else None
+    ),
+}  # fmt: skip
+
+
+def _signature(arguments: ast.arguments) -> Signature:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: dict[str, str] = {}
+    for arg, value in zip(reversed(positional), reversed(arguments.defaults), strict=False):
+        defaults[arg.arg] = _rendered(value)
+    for arg, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if keyword_default is not None:
+            defaults[arg.arg] = _rendered(keyword_default)
+    return Signature(
+        tuple(a.arg for a in arguments.posonlyargs),
+        tuple(a.arg for a in arguments.args),
+        tuple(a.arg for a in arguments.kwonlyargs),
+        defaults,
+        arguments.vararg.arg if arguments.vararg else None,
+        arguments.kwarg.arg if arguments.kwarg else None,
+    )
+
+
+def _rendered(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return repr(node.value) if not isinstance(node.value, str) or len(node.value) < 40 else "..."
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant) and isinstance(node.op, ast.USub):
+        return f"-{node.operand.value!r}"
+    return "..."
+
+
+def _is_stub(body: list[ast.stmt]) -> bool:
+    """A body that only documents, passes or raises NotImplementedError: a declaration, not an implementation."""
+    rest = body[1:] if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) else body
+    if isinstance(body, list) and not rest:
+        return bool(body)
+    if len(rest) > 1:
+        return False
+    only = rest[0]
+    if isinstance(only, ast.Raise):
+        exc = only.exc.func if isinstance(only.exc, ast.Call) else only.exc
+        return isinstance(exc, ast.Name) and exc.id == "NotImplementedError"
+    return isinstance(only, ast.Pass) or (isinstance(only, ast.Expr) and isinstance(only.value, ast.Constant))
+
+
+def _fields(body: list[ast.stmt]) -> tuple[tuple[str, bool, bool, str], ...]:
+    """Annotated names of a class body in order: what a dataclass makes its parameters from."""
+    found: list[tuple[str, bool, bool, str]] = []
+    for statement in body:
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        head = statement.annotation
+        while isinstance(head, ast.Subscript):
+            head = head.value
+        name = head.attr if isinstance(head, ast.Attribute) else getattr(head, "id", "")
+        if isinstance(head, ast.Constant):
+            name = str(head.value)
+        has_default, init, kw_only = statement.value is not None, True, False
+        if isinstance(statement.value, ast.Call):
+            options = {k.arg: k.value for k in statement.value.keywords}
+            init = not _is_false(options.get("init"))
+            if _callee_name(statement.value.func) in ("field", "Field"):
+                has_default = bool({"default", "default_factory", "factory"} & set(options))
+                has_default = has_default or bool(statement.value.args)
+            kw_only = isinstance(options.get("kw_only"), ast.Constant) and not _is_false(options.get("kw_only"))
+        found.append((statement.target.id, has_default, init, "KW_ONLY" if kw_only else name))
+    return tuple(found)
+
+
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _callee_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _caught(handler: ast.ExceptHandler) -> list[str]:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return [_callee_name(kind) for kind in kinds if kind is not None]
+
+
+def _argument_name(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _ignores(source: bytes) -> dict[int, tuple[str, ...]]:
+    if b"hwbackends:" not in source:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    for number, line in enumerate(source.splitlines(), start=1):
+        match = _IGNORE.search(line)
+        if match:
+            listed = (match.group(1) or b"").decode("ascii", "replace")
+            found[number] = tuple(part.strip() for part in listed.split(",") if part.strip())
+    return found
+
+
+def extract(tree: ast.Module, source: bytes, external: Callable[[str], bool]) -> FileFacts:
+    """All facts of one file; ``external`` tells which modules lie outside the checked trees.
+
+    Raises:
+        RecursionError: the expression nesting is too deep to walk.
+    """
+    extractor = Extractor(external)
+    extractor.module(tree)
+    return FileFacts(
+        extractor.scopes, extractor.calls, extractor.guards, extractor.patches, _ignores(source)
+    )

@@ -1,0 +1,767 @@
+"""What an expression can be: classes, instances, functions, modules and strings, over all trees. No call is checked.
+
+A value is a tuple whose first item says what it is:
+
+* ``("C", ref, exact)`` a class, ``("I", ref, exact)`` an instance; not exact: perhaps of a subclass
+* ``("F", ref)`` a function, ``("B", ref, owner, exact)`` a function bound to an instance or class ``owner``
+* ``("M", file)`` a module, ``("S", text)`` a string, ``("E", values)`` a container of values, ``("Z", items)`` a tuple
+* ``("P", value, npos, keywords)`` a partial, ``("super", after, owner)`` what ``super()`` gives
+* ``("X", name)`` something of another package, ``UNKNOWN`` anything
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from .model import Binding, Expr, Scope
+from .program import Member, Program, Ref, final
+
+Value = tuple[Any, ...]
+Values = frozenset[Value]
+UNKNOWN: Value = ("U",)
+NOTHING: Values = frozenset()
+ANY: Values = frozenset({UNKNOWN})
+_LIMIT = 60
+_DEPTH = 24
+
+_CONTAINERS = frozenset(
+    "list List set Set frozenset FrozenSet Sequence MutableSequence Iterable Iterator Generator Collection deque Deque "
+    "AsyncIterator AsyncIterable AsyncGenerator tuple Tuple Queue ModuleList".split()
+)
+_MAPPINGS = frozenset("dict Dict Mapping MutableMapping defaultdict DefaultDict OrderedDict ModuleDict".split())
+_WRAPPERS = frozenset("Annotated ClassVar Final Required NotRequired Awaitable Coroutine".split())
+_SAME = frozenset("list sorted reversed iter tuple set copy deepcopy ModuleList ModuleDict cast nullcontext".split())
+_ELEMENTS = frozenset("values get pop popleft popitem setdefault copy".split())
+_RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
+
+
+class Context(NamedTuple):
+    """Where an expression stands: ``line`` 0 means "at any time", ``owner`` is the class that ``self`` has."""
+
+    file: int
+    scope: int
+    line: int
+    guard: int
+    owner: Ref | None
+    exact: bool = False
+
+
+class Inference:
+    """Evaluates expressions on demand and remembers the answers."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._memo: dict[tuple[Expr, Context], Values] = {}
+        self._attribute_memo: dict[tuple[Value, str], Values] = {}
+        self._return_memo: dict[tuple[Ref, Ref | None], Values] = {}
+        self._chains: dict[tuple[int, int], tuple[tuple[Expr | None, bool], ...]] = {}
+        self._active: set[Any] = set()
+        self._module_memo: dict[tuple[int, str], Values] = {}
+        self._depth = 0
+
+    # -- linking ------------------------------------------------------------------------------------------------
+
+    def link_classes(self) -> None:
+        """Find the bases of every class, then what is patched into classes and modules from outside."""
+        program = self.program
+        bases: dict[Ref, list[Ref]] = {}
+        external: dict[Ref, frozenset[str]] = {}
+        for ref in program.classes:
+            bases[ref], external[ref] = self._bases_of(ref)
+        program.link(bases, external)
+        self._forget()
+        for index, file in enumerate(program.files):
+            if not file.is_test:
+                for scope, guard, owner, attribute, value in file.facts.patches:
+                    self._patch((index, scope), guard, owner, attribute, value)
+        self._forget()
+
+    def _forget(self) -> None:
+        for memo in (self._memo, self._attribute_memo, self._return_memo, self._module_memo):
+            memo.clear()
+
+    def _bases_of(self, ref: Ref) -> tuple[list[Ref], frozenset[str]]:
+        scope = self.program.scope(ref)
+        found: list[Ref] = []
+        outside: set[str] = set()
+        context = Context(ref[0], scope.parent, scope.line, scope.guard, None)
+        for expr in scope.bases:
+            if expr is not None and expr[0] == "i":
+                expr = expr[1]
+            values = self.evaluate(expr, context) if expr is not None else ANY
+            refs = [value[1] for value in values if value[0] == "C" and value[1] != ref]
+            found += [item for item in sorted(refs) if item not in found]
+            if not refs:
+                outside.add(last_name(expr))
+        for keyword in scope.class_keywords:
+            if keyword.startswith(("metaclass", "**")):
+                outside.add(keyword)
+        return found, frozenset(outside)
+
+    def _patch(self, place: Ref, guard: int, owner: Expr, attribute: str, value: Expr | None) -> None:
+        if owner[0] not in "na":
+            return
+        root = owner
+        while root[0] == "a":
+            root = root[1]
+        if root[0] != "n":
+            return
+        bindings = self.program.files[place[0]].facts.scopes[0].bindings.get(root[1])
+        local = self.program.scope(place).bindings.get(root[1])
+        if not (bindings or local):
+            return
+        for target in self.evaluate(owner, self.context(place, guard=guard)):
+            if target[0] == "C":
+                self.program.class_patches[(target[1], attribute)].append((place, value))
+            elif target[0] == "M":
+                self.program.module_patches[(target[1], attribute)].append((place, value))
+
+    # -- contexts -----------------------------------------------------------------------------------------------
+
+    def context(self, ref: Ref, line: int = 0, guard: int = -1, owner: Ref | None = None) -> Context:
+        """The context inside a scope; ``self`` is the class around it unless an ``owner`` is given."""
+        return Context(ref[0], ref[1], line, guard, owner or self.enclosing_class(ref))
+
+    def enclosing_class(self, ref: Ref) -> Ref | None:
+        scopes = self.program.files[ref[0]].facts.scopes
+        number = ref[1]
+        while number >= 0:
+            scope = scopes[number]
+            if scope.kind == "c":
+                return (ref[0], number)
+            number = scope.parent
+        return None
+
+    def chain(self, file: int, guard: int) -> tuple[tuple[Expr | None, bool], ...]:
+        key = (file, guard)
+        if key not in self._chains:
+            self._chains[key] = tuple(self.program.guards(file, guard))
+        return self._chains[key]
+
+    def excluded(self, file: int, first: int, second: int) -> bool:
+        """Whether two guards of one file can never hold together."""
+        if first < 0 or second < 0 or first == second:
+            return False
+        other = dict(self.chain(file, second))
+        return any(test is not None and other.get(test, holds) != holds for test, holds in self.chain(file, first))
+
+    def _inside(self, file: int, outer: int, inner: int) -> bool:
+        """Whether ``outer`` holds wherever ``inner`` does."""
+        table = self.program.files[file].facts.guards
+        while inner >= 0 and inner != outer:
+            inner = table[inner][2]
+        return inner == outer
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def name(self, name: str, context: Context) -> Values:
+        scopes = self.program.files[context.file].facts.scopes
+        number, line, guard = context.scope, context.line, context.guard
+        while number >= 0:
+            scope = scopes[number]
+            if name in scope.bindings and (scope.kind != "c" or number == context.scope):
+                bindings = self._reaching(scope.bindings[name], context.file, line, guard)
+                receiver = self._receiver(name, bindings, context, number)
+                values = receiver or self._bound(bindings, context, number)
+                if number == 0:
+                    values |= self._patched_module(context.file, name)
+                return self._narrowed(("n", name), values, context)
+            # Outside its own scope a name has its final value, whatever line it is used on.
+            line, guard = 0, scope.guard if scope.kind != "m" else -1
+            number = scope.parent
+        return ANY
+
+    def _receiver(self, name: str, bindings: list[Binding], context: Context, number: int) -> Values:
+        """The value of ``self`` or ``cls``: the first parameter of a function in a class body, never rebound."""
+        scope = self.program.files[context.file].facts.scopes[number]
+        if scope.signature is None or len(bindings) != 1 or scope.signature.positional[:1] != (name,):
+            return NOTHING
+        if bindings[0][2] != ("p", None):
+            return NOTHING
+        around = self.program.files[context.file].facts.scopes[scope.parent]
+        kind = method_kind(scope) if around.kind == "c" else "static"
+        if kind == "static" and scope.name != "__new__":
+            return NOTHING
+        owner = context.owner
+        enclosing = (context.file, scope.parent)
+        if owner is None or enclosing not in self.program.mro(owner):
+            owner = enclosing
+        exact = context.exact and owner == context.owner
+        return frozenset({("C" if kind == "class" or scope.name == "__new__" else "I", owner, exact)})
+
+    def _patched_module(self, file: int, name: str) -> Values:
+        found: set[Value] = set()
+        for place, value in self.program.module_patches.get((file, name), ()):
+            found |= self.evaluate(value, self.context(place))
+        return frozenset(value for value in found if value[0] in "FCBP")
+
+    def _reaching(self, bindings: list[Binding], file: int, line: int, guard: int) -> list[Binding]:
+        """Bindings that a use can see: back to the last one that surely ran, without those of an excluded branch."""
+        if len(bindings) == 1:
+            return bindings
+        usable = [b for b in bindings if not self.excluded(file, b[1], guard)] or bindings
+        if not line:
+            return final(sorted(usable, key=lambda b: b[0]))
+        earlier = [b for b in usable if b[0] < line or (b[0] == line and b[2] is not None and b[2][0] == "e")]
+        if not earlier:
+            return [b for b in usable if b[0] >= line]
+        found: list[Binding] = []
+        for binding in reversed(sorted(earlier, key=lambda b: b[0])):
+            found.append(binding)
+            if self._inside(file, binding[1], guard):
+                break
+        return found
+
+    def _bound(self, bindings: Iterable[Binding], context: Context, number: int) -> Values:
+        found: set[Value] = set()
+        for line, guard, value in bindings:
+            at = Context(context.file, number, line, guard, context.owner, context.exact)
+            found |= self.evaluate(value, at)
+            if len(found) > _LIMIT:
+                break
+        return frozenset(found)
+
+    def _narrowed(self, expr: Expr, values: Values, context: Context) -> Values:
+        """Apply ``isinstance`` guards on exactly this expression."""
+        if context.guard < 0:
+            return values
+        for test, holds in self.chain(context.file, context.guard):
+            if test is None or test[0] != "c" or test[1] != ("n", "isinstance") or len(test[2]) < 2:
+                continue
+            if test[2][0] != expr or test[2][1] is None:
+                continue
+            kinds = self._classes(test[2][1], context)
+            if kinds is None:
+                if holds:
+                    return ANY
+                continue
+            if holds:
+                return frozenset(("I", ref, False) for ref in kinds)
+            values = frozenset(v for v in values if not (v[0] == "I" and set(self.program.mro(v[1])) & kinds))
+        return values
+
+    def _classes(self, expr: Expr, context: Context) -> set[Ref] | None:
+        outer = context._replace(guard=-1)
+        parts = expr[1] if expr[0] == "t" else (expr,)
+        found: set[Ref] = set()
+        for part in parts:
+            for value in self.evaluate(part, outer):
+                if value[0] != "C":
+                    return None
+                found.add(value[1])
+        return found
+
+    # -- expressions --------------------------------------------------------------------------------------------
+
+    def evaluate(self, expr: Expr | None, context: Context) -> Values:
+        if expr is None:
+            return ANY
+        key = (expr, context)
+        known = self._memo.get(key)
+        if known is not None:
+            return known
+        if key in self._active or self._depth > _DEPTH:
+            return NOTHING
+        self._active.add(key)
+        self._depth += 1
+        try:
+            result = getattr(self, _EVALUATE.get(expr[0], "_unknown"))(expr, context)
+        finally:
+            self._active.discard(key)
+            self._depth -= 1
+        if len(result) > _LIMIT:
+            result = ANY
+        if self._depth < 4 or result:
+            self._memo[key] = result
+        return result  # type: ignore[no-any-return]
+
+    def _unknown(self, expr: Expr, context: Context) -> Values:
+        return ANY
+
+    def _name(self, expr: Expr, context: Context) -> Values:
+        return self.name(expr[1], context)
+
+    def _string(self, expr: Expr, context: Context) -> Values:
+        return frozenset({("S", expr[1])})
+
+    def _constant(self, expr: Expr, context: Context) -> Values:
+        return NOTHING if expr[1] is None else frozenset({("X", type(expr[1]).__name__)})
+
+    def _function(self, expr: Expr, context: Context) -> Values:
+        return frozenset({("F", (context.file, expr[1]))})
+
+    def _class(self, expr: Expr, context: Context) -> Values:
+        return frozenset({("C", (context.file, expr[1]), True)})
+
+    def _either(self, expr: Expr, context: Context) -> Values:
+        return self.evaluate(expr[1], context) | self.evaluate(expr[2], context)
+
+    def _display(self, expr: Expr, context: Context) -> Values:
+        items = tuple(self.evaluate(item, context) for item in expr[1])
+        return frozenset({("Z", items)})
+
+    def _dict(self, expr: Expr, context: Context) -> Values:
+        found: set[Value] = set()
+        for item in expr[1]:
+            found |= self.evaluate(item, context)
+        return frozenset({("E", frozenset(found))})
+
+    def _element(self, expr: Expr, context: Context) -> Values:
+        return elements(self.evaluate(expr[1], context))
+
+    def _item(self, expr: Expr, context: Context) -> Values:
+        found: set[Value] = set()
+        for value in self.evaluate(expr[1], context):
+            if value[0] == "Z":
+                found |= value[1][expr[2]] if expr[2] < len(value[1]) else ANY
+            elif value[0] == "E":
+                found |= value[1]
+            else:
+                found.add(UNKNOWN)
+        return frozenset(found)
+
+    def _subscript(self, expr: Expr, context: Context) -> Values:
+        base = self.evaluate(expr[1], context)
+        index = expr[2] if len(expr) > 2 else None
+        if isinstance(index, tuple) and index and index[0] == "k" and isinstance(index[1], int):
+            return self._item(("x", expr[1], index[1]), context)
+        found: set[Value] = set()
+        for value in base:
+            if value[0] == "C":  # a generic class with its arguments, or an enum member
+                found.add(value)
+            elif value[0] in "EZ":
+                found |= elements(frozenset({value}))
+            elif value[0] == "I":
+                found |= self._returns_of_method(value, "__getitem__")
+            else:
+                found.add(UNKNOWN)
+        return frozenset(found)
+
+    def _import(self, expr: Expr, context: Context) -> Values:
+        _, level, module, attribute = expr
+        file = self.program.import_target(context.file, level, module)
+        if file is None:
+            return self._without_module(context.file, level, module, attribute)
+        if attribute is None:
+            return frozenset({("M", file)})
+        return self.module_attribute(file, attribute)
+
+    def _without_module(self, file: int, level: int, module: str, attribute: str | None) -> Values:
+        """A package without ``__init__.py`` has submodules all the same."""
+        if attribute is not None:
+            joined = f"{module}.{attribute}" if module else attribute
+            found = self.program.import_target(file, level, joined)
+            if found is not None:
+                return frozenset({("M", found)})
+        elif not level:
+            return frozenset({("N", module)})
+        return frozenset({("X", f"{module}.{attribute}" if attribute else module)})
+
+    def module_attribute(self, file: int, name: str) -> Values:
+        key = (file, name)
+        if key in self._module_memo:
+            return self._module_memo[key]
+        self._module_memo[key] = NOTHING
+        scope = self.program.files[file].facts.scopes[0]
+        context = Context(file, 0, 0, -1, None)
+        if name in scope.bindings:
+            values = self.name(name, context)
+        elif (sub := self.program.submodule(file, name)) is not None:
+            values = frozenset({("M", sub)})
+        else:
+            values = self._star_or_lazy(file, name)
+        self._module_memo[key] = values
+        return values
+
+    def _star_or_lazy(self, file: int, name: str) -> Values:
+        scope = self.program.files[file].facts.scopes[0]
+        found: set[Value] = set()
+        for _, _, value in scope.bindings.get("*", ()):
+            if value is not None and value[0] == "m":
+                target = self.program.import_target(file, value[1], value[2])
+                if target is not None and target != file:
+                    found |= self.module_attribute(target, name)
+        known = frozenset(value for value in found if value != UNKNOWN)
+        return known or self._patched_module(file, name) or ANY
+
+    def _parameter(self, expr: Expr, context: Context) -> Values:
+        scope = self.program.files[context.file].facts.scopes[context.scope]
+        return self.annotated(expr[1], context._replace(scope=scope.parent, line=0, guard=scope.guard))
+
+    def _declared(self, expr: Expr, context: Context) -> Values:
+        return self.annotated(expr[1], context)
+
+    # -- annotations --------------------------------------------------------------------------------------------
+
+    def annotated(self, expr: Expr | None, context: Context) -> Values:
+        """The values a variable of this declared type holds."""
+        if expr is None:
+            return ANY
+        kind = expr[0]
+        if kind == "|":
+            return self.annotated(expr[1], context) | self.annotated(expr[2], context)
+        if kind == "k":
+            return NOTHING if expr[1] is None else ANY
+        if kind == "i":
+            return self._generic(expr, context)
+        if kind not in "na":
+            return ANY
+        name = last_name(expr)
+        if name == "Self":
+            return frozenset({("I", context.owner, False)}) if context.owner else ANY
+        if name in ("Any", "object", "Callable"):
+            return ANY
+        found: set[Value] = set()
+        for value in self._alias(expr, context):
+            if value[0] == "C":
+                found.add(("I", value[1], False))
+            elif value[0] == "I":
+                found.add(UNKNOWN)
+            else:
+                found.add(value if value[0] == "X" else UNKNOWN)
+        return frozenset(found)
+
+    def _alias(self, expr: Expr, context: Context) -> Values:
+        """A name in a type: its value, or that of the union it is an alias of."""
+        if expr[0] == "n":
+            bindings = self.program.files[context.file].facts.scopes[0].bindings.get(expr[1], ())
+            for _, _, value in bindings[-1:]:
+                if value is not None and value[0] in "i|":
+                    return frozenset(
+                        ("C", v[1], False) if v[0] == "I" else v
+                        for v in self.annotated(value, Context(context.file, 0, 0, -1, context.owner))
+                    )
+                if value is not None and value[0] == "c" and last_name(value[1]) == "TypeVar":
+                    return ANY
+            if not bindings and context.scope >= 0:
+                return self.name(expr[1], context) if self._somewhere(expr[1], context) else _builtin(expr[1])
+        return self.evaluate(expr, context)
+
+    def _somewhere(self, name: str, context: Context) -> bool:
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0:
+            if name in scopes[number].bindings:
+                return True
+            number = scopes[number].parent
+        return "*" in scopes[0].bindings
+
+    def _generic(self, expr: Expr, context: Context) -> Values:
+        head = last_name(expr[1])
+        args = expr[2] if isinstance(expr[2], tuple) and (not expr[2] or not isinstance(expr[2][0], str)) else (expr[2],)
+        if head in ("Optional", "Union"):
+            return frozenset().union(*(self.annotated(arg, context) for arg in args))
+        if head in ("Type", "type"):
+            values = self.annotated(args[0], context) if args else ANY
+            return frozenset(("C", v[1], False) if v[0] == "I" else UNKNOWN for v in values)
+        if head in _WRAPPERS:
+            return self.annotated(args[-1] if head == "Coroutine" else args[0], context) if args else ANY
+        if head in ("Literal",):
+            return frozenset({("X", "str")})
+        if head in _MAPPINGS:
+            return frozenset({("E", self.annotated(args[-1], context))}) if args else ANY
+        if head in ("tuple", "Tuple") and len(args) > 1 and args[1] is not None:
+            return frozenset({("Z", tuple(self.annotated(arg, context) for arg in args))})
+        if head in _CONTAINERS:
+            return frozenset({("E", self.annotated(args[0], context))}) if args else ANY
+        if head == "Callable":
+            return ANY
+        return self.annotated(expr[1], context)
+
+    # -- attributes ---------------------------------------------------------------------------------------------
+
+    def _attribute(self, expr: Expr, context: Context) -> Values:
+        if expr[1] == ("?",):
+            return ANY
+        found: set[Value] = set()
+        for value in self.evaluate(expr[1], context):
+            found |= self.attribute(value, expr[2], context)
+            if len(found) > _LIMIT:
+                return ANY
+        return self._narrowed(expr, frozenset(found), context)
+
+    def attribute(self, value: Value, name: str, context: Context | None = None) -> Values:
+        """The values of ``value.name``."""
+        kind = value[0]
+        if kind == "M":
+            return self.module_attribute(value[1], name)
+        if kind == "N":
+            joined = f"{value[1]}.{name}"
+            file = self.program.module(joined, context.file if context else 0)
+            return frozenset({("M", file) if file is not None else ("N", joined)})
+        if kind == "X":
+            return frozenset({("X", f"{value[1]}.{name}")})
+        if kind == "super":
+            return self._members_as_values(self.program.members(value[2], name, after=value[1]), ("I", value[2], True))
+        if kind not in "IC":
+            return ANY
+        key = (value, name)
+        known = self._attribute_memo.get(key)
+        if known is None:
+            self._attribute_memo[key] = NOTHING
+            known = self._class_attribute(value, name) if kind == "C" else self._instance_attribute(value, name)
+            self._attribute_memo[key] = known
+        return known
+
+    def _class_attribute(self, value: Value, name: str) -> Values:
+        if name == "__class__":
+            return ANY
+        return self._members_as_values(self.program.members(value[1], name), value)
+
+    def _instance_attribute(self, value: Value, name: str) -> Values:
+        ref = value[1]
+        if name == "__class__":
+            return frozenset({("C", ref, value[2])})
+        found = set(self._members_as_values(self.program.members(ref, name), value, missing=NOTHING))
+        found |= self._assigned(self.program.mro(ref), name, value)
+        informative = {v for v in found if v[0] not in "UX"}
+        if not informative and not value[2]:
+            found |= self._assigned(self.program.descendants(ref)[1:40], name, value)
+        return frozenset(found) if found else ANY
+
+    def _assigned(self, classes: Iterable[Ref], name: str, value: Value) -> set[Value]:
+        """What methods assign to ``self.name``; the nearest class that assigns something known shadows its bases."""
+        found: set[Value] = set()
+        for owner in classes:
+            for scope, guard, expr in self.program.scope(owner).attributes.get(name, ()):
+                line = self.program.files[owner[0]].facts.scopes[scope].line
+                context = Context(owner[0], scope, line + 100_000, guard, value[1], value[2])
+                found |= self.evaluate(expr, context)
+                if len(found) > _LIMIT:
+                    return {UNKNOWN}
+            if any(v[0] in "ICFBPE" for v in found):
+                return found
+        return found
+
+    def _members_as_values(self, members: list[Member], receiver: Value, missing: Values = ANY) -> Values:
+        if not members:
+            return missing
+        found: set[Value] = set()
+        for member in members:
+            found |= self._member_value(member, receiver)
+        return frozenset(found)
+
+    def _member_value(self, member: Member, receiver: Value) -> Values:
+        value = member.binding[2]
+        file = member.owner[0]
+        if value is not None and value[0] == "F":
+            return self._method_value((file, value[1]), receiver)
+        context = Context(file, member.owner[1], 0, member.binding[1], receiver[1])
+        values = self.evaluate(value, context)
+        if value is not None and value[0] in "na" and receiver[0] == "I":
+            # A plain function found on the class binds like a method.
+            return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
+        return values
+
+    def _method_value(self, ref: Ref, receiver: Value) -> Values:
+        kind = method_kind(self.program.scope(ref))
+        if kind == "property":
+            return self.returns(ref, receiver[1])
+        if kind == "static" or (kind == "method" and receiver[0] == "C"):
+            return frozenset({("F", ref)})
+        return frozenset({("B", ref, receiver[1], receiver[2])})
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def _called(self, expr: Expr, context: Context) -> Values:
+        func = expr[1]
+        special = self._special_call(func, expr, context)
+        if special is not None:
+            return special
+        found: set[Value] = set()
+        for value in self.evaluate(func, context):
+            found |= self.result(value, expr, context)
+            if len(found) > _LIMIT:
+                return ANY
+        return frozenset(found)
+
+    def _special_call(self, func: Expr, expr: Expr, context: Context) -> Values | None:
+        name, args = last_name(func), expr[2]
+        if func[0] == "n" and name == "super":
+            return self.super_value(args, context)
+        if name == "getattr" and func[0] == "n" and len(args) >= 2 and args[1] is not None and args[1][0] == "s":
+            found = self._attribute(("a", args[0], args[1][1]), context) if args[0] else ANY
+            # The default stands only for objects without the attribute; of an unknown object it says nothing.
+            known = len(args) > 2 and UNKNOWN not in found
+            return found | (self.evaluate(args[2], context) if known else NOTHING)
+        if name == "cast" and len(args) == 2:
+            return self.annotated(args[0], context)
+        if name in ("partial", "partialmethod") and args and args[0] is not None:
+            inner = self.evaluate(args[0], context)
+            return frozenset(("P", v, expr[3] - 1, expr[4]) if v[0] in "FBC" else UNKNOWN for v in inner)
+        if name == "type" and func[0] == "n" and len(args) == 1:
+            return frozenset(("C", v[1], v[2]) if v[0] == "I" else UNKNOWN for v in self.evaluate(args[0], context))
+        if name == "next" and func[0] == "n" and args:
+            return elements(self.evaluate(args[0], context))
+        if name in ("enumerate", "zip") and func[0] == "n":
+            parts = tuple(elements(self.evaluate(arg, context)) for arg in args)
+            return frozenset({("E", frozenset({("Z", (ANY, *parts) if name == "enumerate" else parts)}))})
+        if name in _SAME and len(args) == 1 and args[0] is not None:
+            return self.evaluate(args[0], context)
+        return self._container_call(func, name, context)
+
+    def _container_call(self, func: Expr, name: str, context: Context) -> Values | None:
+        if func[0] != "a" or name not in _ELEMENTS | {"items"} or func[1] == ("?",):
+            return None
+        base = [v for v in self.evaluate(func[1], context) if v[0] in "EZ"]
+        if not base:
+            return None
+        inside = elements(frozenset(base))
+        if name == "values":
+            return frozenset({("E", inside)})
+        if name == "items":
+            return frozenset({("E", frozenset({("Z", (ANY, inside))}))})
+        return frozenset(base) if name == "copy" else inside
+
+    def super_value(self, args: tuple[Expr | None, ...], context: Context) -> Values:
+        after = self.enclosing_class((context.file, context.scope))
+        if args and args[0] is not None:
+            classes = [v[1] for v in self.evaluate(args[0], context) if v[0] == "C"]
+            after = classes[0] if len(classes) == 1 else None
+        if after is None:
+            return ANY
+        owner = context.owner if context.owner and after in self.program.mro(context.owner) else after
+        return frozenset({("super", after, owner)})
+
+    def result(self, value: Value, expr: Expr, context: Context) -> Values:
+        """What calling ``value`` returns."""
+        kind = value[0]
+        if kind == "C":
+            return frozenset({("I", value[1], True)}) if value[2] else frozenset({("I", value[1], False)})
+        if kind in "FB":
+            owner = value[2] if kind == "B" else None
+            return self._resolved_string(self.returns(value[1], owner), expr, context, value)
+        if kind == "P":
+            return self.result(value[1], expr, context)
+        if kind == "I":
+            return self._returns_of_method(value, "__call__")
+        if kind == "X":
+            return frozenset({("X", value[1] + "()")})
+        return self._resolved_string(ANY, expr, context, value)
+
+    def _returns_of_method(self, value: Value, name: str) -> Values:
+        found: set[Value] = set()
+        for bound in self.attribute(value, name):
+            found |= self.returns(bound[1], value[1]) if bound[0] == "B" else ANY
+        return frozenset(found) or ANY
+
+    def _resolved_string(self, values: Values, expr: Expr, context: Context, callee: Value) -> Values:
+        """``resolve(current.get_worker_cls())``: a dotted string handed to a resolver becomes the class it names."""
+        if any(v[0] in "ICE" for v in values) or not expr[2] or not _RESOLVERS.search(last_name(expr[1])):
+            return values
+        found: set[Value] = set()
+        for arg in expr[2]:
+            if arg is not None and arg[0] in "nacs":
+                for value in self.evaluate(arg, context):
+                    if value[0] == "S":
+                        found |= self.named_class(value[1], context.file)
+        return frozenset(found) or values
+
+    def named_class(self, dotted: str, file: int) -> Values:
+        module, _, name = dotted.replace(":", ".").rpartition(".")
+        target = self.program.module(module, file) if module else None
+        if target is None:
+            return NOTHING
+        return frozenset(v for v in self.module_attribute(target, name) if v[0] == "C")
+
+    def returns(self, ref: Ref, owner: Ref | None) -> Values:
+        """What a function returns: its annotation where that says something, else its return statements.
+
+        A method whose annotation is no class of the trees is asked in every override, for instance for the
+        class names that platforms return as strings.
+        """
+        key = (ref, owner)
+        known = self._return_memo.get(key)
+        if known is not None:
+            return known
+        self._return_memo[key] = NOTHING
+        scope = self.program.scope(ref)
+        declared = self.annotated(scope.return_annotation, Context(ref[0], scope.parent, 0, -1, owner))
+        informative = any(v[0] in "ICEZ" for v in declared)
+        result = declared if informative else self._returned(ref, owner, declared)
+        self._return_memo[key] = result
+        return result
+
+    def _returned(self, ref: Ref, owner: Ref | None, declared: Values) -> Values:
+        found: set[Value] = set()
+        for item in self._overrides(ref, owner):
+            scope = self.program.scope(item)
+            line = scope.line + 100_000
+            for guard, expr in scope.returns[:30]:
+                found |= self.evaluate(expr, Context(item[0], item[1], line, guard, owner or self.enclosing_class(item)))
+            if len(found) > _LIMIT:
+                return ANY
+        useful = frozenset(v for v in found if v[0] not in "UX")
+        inner = {v for v in useful if v[0] == "F" and self.program.scope(v[1]).parent == ref[1] and v[1][0] == ref[0]}
+        if len(inner) > 1 or (inner and UNKNOWN in found):
+            return ANY  # a factory: which of its functions comes back depends on the arguments
+        return useful or declared or ANY
+
+    def _overrides(self, ref: Ref, owner: Ref | None) -> list[Ref]:
+        if owner is None:
+            return [ref]
+        name = self.program.scope(ref).name
+        found = [ref]
+        for item in self.program.descendants(owner)[:80]:
+            for binding in self.program.scope(item).bindings.get(name, ()):
+                if binding[2] is not None and binding[2][0] == "F" and (item[0], binding[2][1]) != ref:
+                    found.append((item[0], binding[2][1]))
+        return found
+
+
+_EVALUATE = {
+    "n": "_name", "a": "_attribute", "c": "_called", "s": "_string", "k": "_constant", "i": "_subscript",
+    "|": "_either", "t": "_display", "d": "_dict", "e": "_element", "x": "_item", "F": "_function", "K": "_class",
+    "m": "_import", "p": "_parameter", "T": "_declared",
+}  # fmt: skip
+
+_BUILTIN_TYPES = frozenset("int str float bool bytes list dict tuple set complex range slice type".split())
+
+
+def _builtin(name: str) -> Values:
+    return frozenset({("X", name)}) if name in _BUILTIN_TYPES else ANY
+
+
+def elements(values: Values) -> Values:
+    """The values inside containers."""
+    found: set[Value] = set()
+    for value in values:
+        if value[0] == "E":
+            found |= value[1]
+        elif value[0] == "Z":
+            for item in value[1]:
+                found |= item
+        else:
+            found.add(UNKNOWN)
+    return frozenset(found)
+
+
+def last_name(expr: Expr | None) -> str:
+    """The final identifier of a name or attribute, or ``""``."""
+    if expr is None:
+        return ""
+    if expr[0] == "n":
+        return str(expr[1])
+    if expr[0] == "a":
+        return str(expr[2])
+    return last_name(expr[1]) if expr[0] in "ci" else ""
+
+
+_PROPERTIES = frozenset("property cached_property cache_property functools_cached_property abstractproperty".split())
+
+
+def method_kind(scope: Scope) -> str:
+    """``"static"``, ``"class"``, ``"property"`` or ``"method"``, from the decorators."""
+    for decorator in scope.decorators:
+        name = last_name(decorator)
+        if name == "staticmethod" or scope.name == "__new__":
+            return "static"
+        if name in ("classmethod", "abstractclassmethod") or scope.name in ("__init_subclass__", "__class_getitem__"):
+            return "class"
+        if name in _PROPERTIES or name in ("setter", "deleter", "getter"):
+            return "property"
+    if scope.name == "__new__":
+        return "static"
+    return "class" if scope.name in ("__init_subclass__", "__class_getitem__") else "method"

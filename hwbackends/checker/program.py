@@ -1,0 +1,223 @@
+"""All files together: modules by import path, classes with their MRO over every tree, members and descendants."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .model import Binding, Expr, FileFacts, Guard, Scope
+
+# A definition's address: the index of its file, then of its scope in that file.
+Ref = tuple[int, int]
+
+_PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "Module", "Enum", "Exception", "NamedTuple"})
+_TEST_PARTS = frozenset({"test", "tests", "testing", "benchmark", "benchmarks"})
+
+
+class SourceFile(NamedTuple):
+    """One file of the trees; ``parts`` is its absolute path without ``.py`` or ``/__init__.py``."""
+
+    path: str
+    parts: tuple[str, ...]
+    is_package: bool
+    facts: FileFacts
+
+    @property
+    def is_test(self) -> bool:
+        return bool(_TEST_PARTS & set(self.parts[-6:])) or self.parts[-1].startswith(("test_", "conftest"))
+
+
+class Member(NamedTuple):
+    """One way in which a class provides a name: where it is written, and the binding."""
+
+    owner: Ref
+    binding: Binding
+
+
+class Program:
+    """Facts of all files with the questions that cross files. Values of expressions are ``infer``'s business."""
+
+    def __init__(self, files: Iterable[tuple[str, FileFacts]]) -> None:
+        self.files: list[SourceFile] = []
+        self._modules: dict[str, list[int]] = defaultdict(list)
+        self._resolved: dict[tuple[str, int], int | None] = {}
+        for path, facts in files:
+            self._add(path, facts)
+        self.classes: list[Ref] = []
+        self.functions_named: dict[str, list[Ref]] = defaultdict(list)
+        self.methods_named: dict[str, list[Ref]] = defaultdict(list)
+        for index, file in enumerate(self.files):
+            for number, scope in enumerate(file.facts.scopes):
+                if scope.kind == "c":
+                    self.classes.append((index, number))
+                elif scope.kind == "f":
+                    kind = file.facts.scopes[scope.parent].kind
+                    (self.methods_named if kind == "c" else self.functions_named)[scope.name].append((index, number))
+        self.bases: dict[Ref, list[Ref]] = {}
+        self.external: dict[Ref, frozenset[str]] = {}
+        self.children: dict[Ref, list[Ref]] = defaultdict(list)
+        self._mro: dict[Ref, tuple[Ref, ...]] = {}
+        self._descendants: dict[Ref, tuple[Ref, ...]] = {}
+        self.class_patches: dict[tuple[Ref, str], list[tuple[Ref, Expr | None]]] = defaultdict(list)
+        self.module_patches: dict[tuple[int, str], list[tuple[Ref, Expr | None]]] = defaultdict(list)
+
+    def _add(self, path: str, facts: FileFacts) -> None:
+        absolute = os.path.abspath(path)
+        parts = tuple(part for part in absolute[:-3].split(os.sep) if part)
+        is_package = parts[-1] == "__init__"
+        parts = parts[:-1] if is_package else parts
+        self._modules[parts[-1]].append(len(self.files))
+        self.files.append(SourceFile(path, parts, is_package, facts))
+
+    def scope(self, ref: Ref) -> Scope:
+        return self.files[ref[0]].facts.scopes[ref[1]]
+
+    def guards(self, file: int, guard: int) -> Iterator[tuple[Expr | None, bool]]:
+        """The conditions that hold under a guard, innermost first."""
+        table: list[Guard] = self.files[file].facts.guards
+        while guard >= 0:
+            test, holds, guard = table[guard]
+            yield test, holds
+
+    def name_of(self, ref: Ref) -> str:
+        return self.scope(ref).qualname
+
+    # -- modules ------------------------------------------------------------------------------------------------
+
+    def module(self, name: str, importer: int) -> int | None:
+        """The file of a dotted module name: the one whose path ends with it, nearest to the importing file."""
+        key = (name, importer if len(self._modules.get(name.rpartition(".")[2], ())) > 1 else -1)
+        if key not in self._resolved:
+            self._resolved[key] = self._find_module(tuple(name.split(".")), importer)
+        return self._resolved[key]
+
+    def _find_module(self, wanted: tuple[str, ...], importer: int) -> int | None:
+        matches = [
+            index for index in self._modules.get(wanted[-1], ()) if self.files[index].parts[-len(wanted) :] == wanted
+        ]
+        if len(wanted) == 1:
+            matches = [index for index in matches if self._is_top_level(index)]
+        if not matches:
+            return None
+        here = self.files[importer].parts
+        return max(matches, key=lambda index: (_common(self.files[index].parts, here), -len(self.files[index].parts)))
+
+    def _is_top_level(self, index: int) -> bool:
+        """A one-part import names a root package or a script's neighbour, not any module of that name deep down."""
+        parts = self.files[index].parts
+        parent = self._modules.get(parts[-2], ()) if len(parts) > 1 else ()
+        return not any(self.files[other].is_package and self.files[other].parts == parts[:-1] for other in parent)
+
+    def relative(self, file: int, level: int, module: str) -> int | None:
+        """The file that ``from ..module import`` means in ``file``."""
+        source = self.files[file]
+        drop = level - 1 if source.is_package else level
+        base = source.parts[: len(source.parts) - drop] if drop else source.parts
+        wanted = base + tuple(part for part in module.split(".") if part)
+        for index in self._modules.get(wanted[-1], ()) if wanted else ():
+            if self.files[index].parts == wanted:
+                return index
+        return None
+
+    def submodule(self, file: int, name: str) -> int | None:
+        wanted = (*self.files[file].parts, name)
+        for index in self._modules.get(name, ()):
+            if self.files[index].parts == wanted:
+                return index
+        return None
+
+    def import_target(self, file: int, level: int, module: str) -> int | None:
+        return self.relative(file, level, module) if level else self.module(module, file)
+
+    # -- classes ------------------------------------------------------------------------------------------------
+
+    def link(self, bases: dict[Ref, list[Ref]], external: dict[Ref, frozenset[str]]) -> None:
+        """Set every class's bases; afterwards MRO and descendants can be asked."""
+        self.bases, self.external = bases, external
+        for ref, parents in bases.items():
+            for parent in parents:
+                self.children[parent].append(ref)
+
+    def mro(self, ref: Ref) -> tuple[Ref, ...]:
+        if ref not in self._mro:
+            self._mro[ref] = (ref,)  # a cycle of bases ends here
+            merged = _merge([list(self.mro(base)) for base in self.bases.get(ref, ())] + [list(self.bases.get(ref, ()))])
+            self._mro[ref] = (ref, *(item for item in merged if item != ref))
+        return self._mro[ref]
+
+    def descendants(self, ref: Ref) -> tuple[Ref, ...]:
+        """The class itself and everything below it."""
+        if ref not in self._descendants:
+            seen: dict[Ref, None] = {ref: None}
+            stack = [ref]
+            while stack:
+                for child in self.children.get(stack.pop(), ()):
+                    if child not in seen:
+                        seen[child] = None
+                        stack.append(child)
+            self._descendants[ref] = tuple(seen)
+        return self._descendants[ref]
+
+    def unknown_base(self, ref: Ref) -> bool:
+        """Whether a base outside the trees could provide any member."""
+        return any(self.external.get(item, frozenset()) - _PLAIN_BASES for item in self.mro(ref))
+
+    def unknown_base_or_module(self, ref: Ref) -> bool:
+        """Whether instances may be called through ``forward``: a torch module, or a base that cannot be seen."""
+        return any(self.external.get(item, frozenset()) - {"object", "ABC", "Generic"} for item in self.mro(ref))
+
+    def has_external(self, ref: Ref, name: str) -> bool:
+        return any(name in self.external.get(item, ()) for item in self.mro(ref))
+
+    def own_members(self, ref: Ref, name: str) -> list[Member]:
+        """Every binding of ``name`` in the class body that can be in force, patches from outside included."""
+        found = [Member(ref, binding) for binding in final(self.scope(ref).bindings.get(name, ()))]
+        for place, value in self.class_patches.get((ref, name), ()):
+            found.append(Member(place, (0, -1, value)))
+        return found
+
+    def members(self, ref: Ref, name: str, after: Ref | None = None) -> list[Member]:
+        """The first class of the MRO that binds ``name`` (behind ``after``, for ``super()``), with its bindings."""
+        order = self.mro(ref)
+        if after is not None and after in order:
+            order = order[order.index(after) + 1 :]
+        for item in order:
+            found = self.own_members(item, name)
+            if found:
+                return found
+        return []
+
+
+def final(bindings: Iterable[Binding]) -> list[Binding]:
+    """Bindings that may be in force at the end of a block: back to the last unconditional one."""
+    found: list[Binding] = []
+    for binding in reversed(list(bindings)):
+        found.append(binding)
+        if binding[1] < 0:
+            break
+    return found
+
+
+def _merge(sequences: list[list[Ref]]) -> list[Ref]:
+    """C3 linearization; where it has no answer, the first remaining head wins."""
+    result: list[Ref] = []
+    sequences = [sequence for sequence in sequences if sequence]
+    while sequences:
+        head = next(
+            (s[0] for s in sequences if not any(s[0] in other[1:] for other in sequences)),
+            sequences[0][0],
+        )
+        result.append(head)
+        sequences = [rest for s in sequences if (rest := [item for item in s if item != head])]
+    return result
+
+
+def _common(left: tuple[str, ...], right: tuple[str, ...]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
