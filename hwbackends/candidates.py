@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 from hwbackends.contracts import Contract, load_contract
@@ -57,6 +58,11 @@ class Candidate:
     cause: BaseException | None = dataclasses.field(default=None, compare=False)
 
     @property
+    def module(self) -> str:
+        """The module of its entry point."""
+        return self.value.partition(":")[0].strip()
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Device types that it serves."""
         return self.manifest.devices if self.manifest else ()
@@ -100,7 +106,7 @@ def _describe(point: EntryPoint, contract: Contract) -> Candidate:
     name, version = (point.dist.name, point.dist.version) if point.dist else ("", "")
     candidate = Candidate(point.name, point.value, name, version)
     try:
-        manifest = read_manifest(find_manifest(point.value.partition(":")[0].strip()))
+        manifest = read_manifest(find_manifest(candidate.module))
     except HwBackendsError as error:
         return _broken(candidate, str(error), "", error)
     candidate = dataclasses.replace(candidate, manifest=manifest)
@@ -139,15 +145,20 @@ def probe(candidate: Candidate, device: str | None = None) -> Candidate:
     return dataclasses.replace(candidate, state=state, reason=reason, hint=hint)
 
 
+def light_module(candidate: Candidate) -> ModuleType | None:
+    """The module `probe.py` beside the manifest: what a plugin can say about itself without importing its hooks."""
+    if candidate.manifest is None or not (candidate.manifest.path.parent / "probe.py").is_file():
+        return None
+    package = candidate.module
+    if candidate.manifest.path.parent.name != package.rpartition(".")[2]:
+        package = package.rpartition(".")[0]
+    return import_module(f"{package}.probe")
+
+
 def _probe_function(candidate: Candidate) -> Callable[[str | None], ProbeResult]:
-    module = candidate.value.partition(":")[0].strip()
-    manifest = candidate.manifest
-    if manifest is not None and (manifest.path.parent / "probe.py").is_file():
-        package = module if manifest.path.parent.name == module.rpartition(".")[2] else module.rpartition(".")[0]
-        function: Callable[[str | None], ProbeResult] = import_module(f"{package}.probe").probe
-        return function
-    own: Callable[[str | None], ProbeResult] = getattr(import_plugin(candidate), "probe", _always)
-    return own
+    owner = light_module(candidate) or import_plugin(candidate)
+    function: Callable[[str | None], ProbeResult] = getattr(owner, "probe", _always)
+    return function
 
 
 def _always(device: str | None = None) -> ProbeResult:

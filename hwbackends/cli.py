@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -41,8 +43,12 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        lazy = COMMANDS.get(cmd_name)
-        return None if lazy is None else load_command(cmd_name, lazy)
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        with named_imports(cmd_name):
+            command: click.Command = getattr(import_module(module), attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -51,27 +57,28 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand; a named error is a message and status 2, not a traceback."""
         try:
-            return super().invoke(ctx)
+            with named_imports(lambda: ctx.invoked_subcommand):
+                return super().invoke(ctx)
         except HwBackendsError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(2)
 
 
-def load_command(name: str, lazy: Lazy) -> click.Command:
-    """Import a subcommand.
+@contextmanager
+def named_imports(command: str | Callable[[], str | None]) -> Iterator[None]:
+    """Inside, a package that is not installed is an error that names the subcommand and the extra that brings it.
 
     Raises:
         MissingPackageError: a package that the subcommand needs is not installed.
     """
-    module, _, attribute = lazy.target.partition(":")
     try:
-        command: click.Command = getattr(import_module(module), attribute)
+        yield
     except ModuleNotFoundError as error:
+        name = command if isinstance(command, str) else command()
         package = (error.name or "").partition(".")[0]
-        if package == "hwbackends":
+        if package in ("", "hwbackends") or name not in COMMANDS:
             raise
-        raise MissingPackageError(f"hwbackends {name}", package, lazy.extra) from error
-    return command
+        raise MissingPackageError(f"hwbackends {name}", package, COMMANDS[name].extra) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

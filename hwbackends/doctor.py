@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec, resolve_name
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from hwbackends import __version__
 from hwbackends.binding import inspect_plugin
-from hwbackends.candidates import Candidate, State, import_plugin
+from hwbackends.candidates import Candidate, State, import_plugin, light_module
 from hwbackends.contracts import load_contract
 from hwbackends.errors import HwBackendsError
 from hwbackends.manifest import module_file
@@ -97,8 +98,18 @@ def _source(module: str, path: Path, node: ast.ImportFrom) -> str:
 
 def hooks_of(candidate: Candidate) -> dict[str, str | None]:
     """Origin of each hook of the contract in a candidate; None where it has no such hook."""
-    module = candidate.value.partition(":")[0].strip()
-    return {hook: static_origin(module, hook) for hook in load_contract().hooks}
+    return {hook: static_origin(candidate.module, hook) for hook in load_contract().hooks}
+
+
+def tiers_of(candidate: Candidate) -> dict[str, str]:
+    """Which of a plugin's own tiers serves each hook: what `hook_origins()` of its `probe.py` says, if it has one."""
+    if candidate.state in (State.BROKEN, State.DUPLICATE, State.INCOMPATIBLE):
+        return {}
+    tell = getattr(light_module(candidate), "hook_origins", dict)
+    try:
+        return dict(tell())
+    except HwBackendsError as error:
+        return dict.fromkeys(load_contract().hooks, str(error))
 
 
 def report(device: str | None = None, *, load: bool = False) -> dict[str, Any]:
@@ -154,6 +165,7 @@ def _describe(candidate: Candidate, load: bool) -> dict[str, Any]:
         "devices": list(candidate.devices),
         "priority": candidate.priority,
         "hooks": hooks_of(candidate),
+        "tiers": tiers_of(candidate),
         "drifts": _drifts(candidate) if load else None,
     }
 
@@ -192,7 +204,8 @@ def render(data: dict[str, Any], console: Console) -> None:
     for item in data["backends"]:
         _render_details(item, console)
     for engine in data["engines"]:
-        console.print(" ".join(f"{key}={value}" for key, value in engine.items()), highlight=False, markup=False)
+        text = f"engine plugin {engine['engine']}: {engine['state']}: {engine['reason']}"
+        console.print(text, highlight=False, markup=False)
     selection = data["selection"]
     where = f" for {selection['device']}" if selection["device"] else ""
     chosen = f"load(){where} takes {selection['name']} ({selection['rule']})"
@@ -227,15 +240,17 @@ def _hook_table(data: dict[str, Any]) -> Table:
     table = Table(title="hooks, and where each comes from", caption=caption)
     table.add_column("hook", no_wrap=True)
     for item in items:
-        table.add_column(item["name"])
+        table.add_column(item["name"], overflow="fold")
     for name, hook in load_contract().hooks.items():
-        table.add_row(f"{name}{' *' if hook.optional else ''}", *[_cell(item["hooks"][name]) for item in items])
+        table.add_row(f"{name}{' *' if hook.optional else ''}", *[_cell(item, name) for item in items])
     return table
 
 
-def _cell(origin: str | None) -> str:
-    """The last folder, file and line of an origin."""
-    return "-" if origin is None else "/".join(Path(origin).parts[-2:])
+def _cell(item: dict[str, Any], hook: str) -> str:
+    """The tier, where there are tiers, and the file and line of an origin; --json has the whole path."""
+    origin, tier = item["hooks"][hook], item["tiers"].get(hook)
+    place = "-" if origin is None else Path(origin).name
+    return f"{tier}: {place}" if tier else place
 
 
 @click.command()
@@ -248,4 +263,4 @@ def command(as_json: bool, device: str | None, load: bool) -> None:
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
-    render(data, Console())
+    render(data, Console(width=None if sys.stdout.isatty() else 120))
