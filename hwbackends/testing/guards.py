@@ -75,6 +75,15 @@ def _crosses_devices(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return here.type != there.type and "cpu" in (here.type, there.type)
 
 
+def decomposed(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A composite op as the ops it is made of, each shown to `mode`; NotImplemented for an op that is not composite.
+
+    Under `torch.inference_mode` composite ops reach a dispatch mode whole, and what they do would stay unseen.
+    """
+    with mode:
+        return func.decompose(*args, **kwargs)
+
+
 class _SyncFunctions(TorchFunctionMode):
     """Sees what reaches no op: `tolist`, `numpy`, `cpu` of a CPU tensor, lists used as an index."""
 
@@ -98,10 +107,14 @@ def _index(index: Any) -> tuple[Any, ...]:
 
 class _SyncOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reason = sync_reason(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        result = decomposed(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        reason = sync_reason(func, args, kwargs)
         if reason:
             raise SyncError(f"{reason}, inside no_sync()")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -147,7 +160,11 @@ class Allocations(TorchDispatchMode):
         return [op for ref, op in self._born.values() if not ref.expired()]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = decomposed(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        result = func(*args, **kwargs)
         before = storages((args, kwargs))
         for key, storage in storages(result).items():
             if key not in before and storage.nbytes():

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hwbackends.errors import GraphError, SyncError
-from hwbackends.testing.guards import storages, sync_reason
+from hwbackends.testing.guards import decomposed, storages, sync_reason
 
 POISON_BYTE = 0xFF
 """Fills what a capture computed: NaN in every floating dtype, -1 in every signed integer."""
@@ -98,7 +98,7 @@ class CpuGraph:
         """
         if self._calls is None:
             raise GraphError("CpuGraph.replay: nothing was captured; use `with graph.capture():` first")
-        with torch.no_grad():
+        with torch.inference_mode():  # results of a capture in inference mode may be written in no other
             for call in self._calls:
                 call.run()
 
@@ -112,6 +112,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        result = decomposed(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         reason = sync_reason(func, args, kwargs)
         if reason:
             raise SyncError(f"CpuGraph.capture: {reason}; a graph cannot record it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -54,19 +55,28 @@ DEVICE_ONLY: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+grad_modes = pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode], ids=["grad", "inference"])
+
+
+@grad_modes
 @pytest.mark.parametrize("name", SYNCHRONISING)
-def test_no_sync_fails_at_a_host_synchronisation(name: str) -> None:
-    x = torch.arange(5.0)
+def test_no_sync_fails_at_a_host_synchronisation(name: str, mode: type[contextlib.ContextDecorator]) -> None:
+    with mode():
+        _fails(name, torch.arange(5.0))
+
+
+def _fails(name: str, x: Tensor) -> None:
     with pytest.raises(SyncError, match=r"inside no_sync\(\)"), no_sync():
         SYNCHRONISING[name](x)
     SYNCHRONISING[name](x)  # outside of the guard it is legal
 
 
 @devices
+@grad_modes
 @pytest.mark.parametrize("name", DEVICE_ONLY)
-def test_no_sync_lets_device_work_be(name: str, device: str) -> None:
+def test_no_sync_lets_device_work_be(name: str, mode: type[contextlib.ContextDecorator], device: str) -> None:
     x = torch.arange(5.0, device=device)
-    with no_sync():
+    with mode(), no_sync():
         DEVICE_ONLY[name](x)
 
 

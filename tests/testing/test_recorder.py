@@ -139,6 +139,19 @@ def test_a_module_with_parameters_is_recorded_as_its_ops() -> None:
     assert torch.equal(y, layer(x))
 
 
+@devices
+def test_a_capture_in_inference_mode_is_replayed_outside_of_it(device: str) -> None:
+    torch.manual_seed(0)
+    layer, x, out = nn.Linear(5, 3).to(device), torch.randn(7, 5, device=device), torch.zeros(3, 7, device=device)
+    layer(x)
+    graph = graph_for(device)
+    with torch.inference_mode(), graph.capture():
+        out.copy_(layer(x).transpose(0, 1).reshape(3, 7))
+    x.copy_(torch.randn(7, 5))
+    graph.replay()
+    assert torch.allclose(out, layer(x).t(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "read",
     [lambda x: x.item(), lambda x: bool(x > 0), lambda x: x[x > 0], lambda x: torch.tensor([1.0]) + x],
