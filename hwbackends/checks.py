@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hwbackends.errors import (
     ArgumentError,
@@ -292,7 +293,10 @@ def slots(hook: str, pool: StatePool, **indices: Tensor) -> None:
 
 
 def checked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the checks that read device memory before it; the same function for hooks that have none."""
+    """`function` with the checks that read device memory before it; the same function for hooks that have none.
+
+    Inside a capture, where nothing may wait for the device, only the plain checks run.
+    """
     deep = _DEEP.get(hook)
     if deep is None:
         return function
@@ -300,12 +304,23 @@ def checked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        deep(hook, bound.arguments)
+        if not _capturing():
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            deep(hook, bound.arguments)
         return function(*args, **kwargs)
 
     return call
+
+
+def _capturing() -> bool:
+    """Whether a graph, or a recorder that stands for one, records what is launched now."""
+    if any(getattr(mode, "is_graph", False) for mode in _get_current_dispatch_mode_stack()):
+        return True
+    for device in (torch.cuda, getattr(torch, "npu", None)):
+        if device is not None and device.is_initialized() and device.is_current_stream_capturing():
+            return True
+    return False
 
 
 def _deep_prepare(hook: str, arguments: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ class ConvStateSidecar:
         self._buffers = MetadataBuffers(self.limits, own.device, index_dtype)
         self._prepare = {mode: _hook(backend, name) for mode, name in PREPARE_HOOKS.items()}
         self._host_mirrors = host_mirrors
-        self._checked = os.environ.get("HWBACKENDS_CHECKED") == "1"
+        self._checked = os.environ.get("HWBACKENDS_CHECKED", "0") not in ("", "0")
         self._frozen: dict[str, int] | None = None  # addresses when the first graph was captured
         self._baked = MetadataLimits(0, 0)  # largest extents of captured prefills
         self._step: StepMetadata | None = None
@@ -215,6 +215,8 @@ class ConvStateSidecar:
         if batch.forward_mode in RECORDED_MODES:
             # no launch: convs that run from Python beside a recorded preparation read the replayed step
             self._step = self._view(batch, batch.padded_reqs, batch.num_tokens, batch.mamba_track_mask is not None)
+            if self._checked and not in_capture:  # the recorded launch runs without the checks that read memory
+                self._run_prepare(batch, self._step)
             return
         if in_capture:
             self._freeze()
@@ -346,6 +348,9 @@ class ConvStateSidecar:
 
     def _launch(self, batch: StepBatch, step: StepMetadata) -> None:
         self.resolutions += 1
+        self._run_prepare(batch, step)
+
+    def _run_prepare(self, batch: StepBatch, step: StepMetadata) -> None:
         if self._translation is not None:
             batch = self._translation.physical_batch(batch)
         self._prepare[batch.forward_mode](batch, self.pool, step)

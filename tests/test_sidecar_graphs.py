@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hwbackends.errors import GraphLimitError
+from hwbackends.errors import GraphLimitError, SlotError
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import Layout, StatePool
@@ -302,6 +302,18 @@ def test_limits_hold_although_a_prefill_is_captured_before_the_engine_tells_them
         case.sidecar.init_graph_state(BATCH, TOKENS, DRAFTS)
         with pytest.raises(GraphLimitError):
             case.sidecar.init_graph_state(BATCH + 1, TOKENS, DRAFTS)
+
+
+def test_checked_mode_looks_at_the_slots_of_a_replay_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWBACKENDS_CHECKED", "1")
+    case = capture(ForwardMode.DECODE)
+    case.static.fill([5, 3], [9, 9])
+    case.replay()
+    before = state_of(case.pool)
+    case.static.fill([5, 3, 5], [9, 9, 9])
+    with pytest.raises(SlotError, match="req_pool_indices"):
+        case.replay()
+    assert same(before, state_of(case.pool))
 
 
 def test_a_buffer_that_did_move_gives_a_wrong_replay() -> None:

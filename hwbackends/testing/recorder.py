@@ -104,6 +104,9 @@ class CpuGraph:
 
 
 class _Recorder(TorchDispatchMode):
+    is_graph = True
+    """Tells `checks.checked` that nothing may wait for the device now."""
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []

@@ -172,3 +172,11 @@ def test_frozen_addresses_names_every_buffer_that_moved_vanished_or_appeared() -
     other = {"map": buffers.tensors["map"].clone(), "new": torch.zeros(1)}
     with pytest.raises(GraphError, match="address moved: map, lens, new;"), frozen_addresses(still, buffers):
         buffers.tensors = other
+
+
+@pytest.mark.parametrize(
+    "copy", [lambda x: x.to("meta"), lambda x: torch.empty(5, device="meta").copy_(x)], ids=["to", "copy_"]
+)
+def test_no_sync_fails_at_a_copy_from_the_host_to_a_device(copy: Callable[[Tensor], object]) -> None:
+    with pytest.raises(SyncError, match="between host and device"), no_sync():
+        copy(torch.arange(5.0))
