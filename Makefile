@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
 WORKERS ?= 2
 PYTEST_ARGS ?=
+PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
@@ -47,6 +48,16 @@ lint: $(LINTERS) ## formatting, lint, types, and which part may import which
 
 check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
 	$(BIN)/hwbackends check hwbackends
+
+# A folder per version, in front of the installed pluggy on the import path: pytest itself then runs on it too.
+pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
+	for version in $(PLUGGY_VERSIONS); do \
+	  folder=$(VENV)/pluggy-$$version; \
+	  test -d $$folder || $(PIP) install --quiet --no-deps --target $$folder pluggy==$$version || exit 1; \
+	  PYTHONPATH=$$folder $(BIN)/python -c "import pluggy; assert pluggy.__version__ == '$$version', pluggy" || exit 1; \
+	  echo "pluggy $$version:"; \
+	  PYTHONPATH=$$folder $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_registry_*.py || exit 1; \
+	done
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -109,7 +110,7 @@ def validate(candidate: Candidate, plugin: Any, contract: Contract | None = None
             f"  correct these definitions, or use a release of {candidate.distribution or candidate.name!r} that fits"
         )
     if contract is None or contract is load_contract():
-        _pluggy_accepts(candidate, plugin)
+        _pluggy_accepts(candidate, found.functions)
     return found
 
 
@@ -120,10 +121,11 @@ def manager() -> pluggy.PluginManager:
     return plugins
 
 
-def _pluggy_accepts(candidate: Candidate, plugin: Any) -> None:
+def _pluggy_accepts(candidate: Candidate, functions: Mapping[str, Function]) -> None:
+    """Register the functions that were found, not the plugin: some versions of pluggy read every attribute of it."""
     plugins = manager()
     try:
-        plugins.register(plugin, candidate.name)
+        plugins.register(SimpleNamespace(**functions), candidate.name)
         plugins.check_pending()
     except pluggy.PluginValidationError as error:
         raise SignatureDriftError(f"backend {candidate.name!r} ({candidate.package}): {error}") from error
