@@ -143,7 +143,9 @@ class _Step:
         if bias is not None:
             total = total + bias.to(compute)
         if activation == "silu":
-            total = torch.nn.functional.silu(total)
+            # Vector and scalar float32 exponentials differ in the last bit: in float64 that is rounded away, so that
+            # a token's bits do not depend on where it stands in the batch.
+            total = torch.nn.functional.silu(total.double()).to(compute)
         if residual:
             total = total + self.x.to(compute)
         zero = torch.zeros((), dtype=compute, device=self.x.device)
