@@ -149,7 +149,8 @@ class Rig:
         if shape.ssm:
             self.ssm_base = self._numbers(shape.layers, shape.slots + 2 * GUARD, 3, 2)
             ssm = self.ssm_base[:, GUARD:-GUARD]
-            intermediate = self._numbers(shape.layers, shape.request_rows, max(1, shape.drafts), 3, 2)
+            if shape.drafts:
+                intermediate = self._numbers(shape.layers, shape.request_rows, shape.drafts, 3, 2)
         table = kit.tensor(self.table, "int64") if self.table else None
         return StatePool.wrap(
             {name: base[:, GUARD:-GUARD] for name, base in self.bases.items()},
@@ -224,16 +225,25 @@ class Rig:
         """The history that a request of `length` tokens would read from `slot`."""
         return oracle.read_history(self.numbers(name, layer)[slot], self.shape.layout, self.shape.width, length, offset)
 
+    def copy_state(self, other: Rig) -> None:
+        """The bits of another rig's pool, whatever the strides."""
+        for mine, theirs in ((self.bases, other.bases), (self.draft_bases, other.draft_bases)):
+            for name, base in mine.items():
+                base.copy_(theirs[name])
+
     # --- steps ---
 
-    def batch(self, mode: str, requests: Sequence[Req], live: int | None = None, **extra: Any) -> oracle.Batch:
+    def batch(
+        self, mode: str, requests: Sequence[Req], live: int | None = None, place: bool = True, **extra: Any
+    ) -> oracle.Batch:
         """A step over `requests`; the map is set to lead to their slots.
 
         Args:
             live: `num_reqs`, all by default; rows behind are given as they are, and must be ignored.
+            place: set the map; without it `extra` gives `req_pool_indices`.
             extra: fields of `oracle.Batch` that win.
         """
-        rows = self._place(requests)
+        rows = self._place(requests) if place else []
         drafts = self.shape.drafts if mode in ("target_verify", "draft_extend") else 1
         per_request = [r.tokens if mode == "extend" else drafts for r in requests]
         fields: dict[str, Any] = {
@@ -354,7 +364,7 @@ class Rig:
         base = lay.out_base(self, x.shape)
         out = lay.out(base, x.shape)
         state = self.pool.conv_state(name, layer)
-        before = self._snapshot()
+        before = self.snapshot()
         hook = getattr(self.kit.hooks, CONV[batch.mode])
         taps = lay.weight(self, weights.taps)
         bias = None if weights.bias is None else self.kit.tensor(weights.bias, self.shape.dtype)
@@ -362,7 +372,7 @@ class Rig:
             lay.x(self, x), taps, bias, state, metadata, activation=weights.activation, residual=weights.residual,
             out=out,
         )  # fmt: skip
-        after = self._snapshot()
+        after = self.snapshot()
         rows = oracle.prepare(batch, self.facts)
         key = ("state", name, layer)
         clean = np.where(np.isnan(x), 0.0, x)
@@ -379,12 +389,13 @@ class Rig:
             want, rows, f"{batch.mode} on {self.shape.layout}, {self.shape.dtype}, W={self.shape.width}",
         )  # fmt: skip
 
-    def _snapshot(self) -> dict[tuple[str, str, int], Tensor]:
+    def snapshot(self) -> dict[tuple[str, str, int], Tensor]:
+        """A host copy of every tensor of the pool that a hook may write, guards included."""
         layers = range(self.shape.layers)
         found = {("state", n, i): self.kit.host(base[i]) for n, base in self.bases.items() for i in layers}
         found |= {("drafts", n, i): self.kit.host(base[i]) for n, base in self.draft_bases.items() for i in layers}
         if self.shape.ssm:
-            found["ssm", "", 0] = self.kit.host(self.ssm_base)
+            found |= {("ssm", "", i): self.kit.host(self.ssm_base[i]) for i in layers}
         return found
 
     # --- numbers ---

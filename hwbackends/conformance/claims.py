@@ -16,9 +16,11 @@ WIDTHS = (2, 3, 4, 5)
 """Widths that the kit tests; `any` claims all of them."""
 ALL = "all"
 _KEYS = (
-    "hooks", "layouts", "dtypes", "mixed_dtypes", "widths", "activations", "index_dtypes", "graphs", "max_requests",
-    "large_offsets",
+    "hooks", "layouts", "dtypes", "mixed_dtypes", "widths", "activations", "index_dtypes", "graphs", "asynchronous",
+    "max_requests", "large_offsets",
 )  # fmt: skip
+
+_FLAGS = {"graphs": "graph capture", "asynchronous": "hooks that do not wait for the device"}
 
 
 class NotClaimed(Exception):
@@ -38,6 +40,7 @@ class Claims:
         activations: besides none.
         index_dtypes: of index tensors.
         graphs: whether recordable hooks can be captured in a graph.
+        asynchronous: whether no hook waits for the device; false for backends that compute on the host.
         max_requests: most requests of one step, None for any.
         large_offsets: element offsets past 2**31 are exact; false: refused by name.
     """
@@ -50,6 +53,7 @@ class Claims:
     activations: tuple[str, ...] = ("silu",)
     index_dtypes: tuple[str, ...] = ("int32", "int64")
     graphs: bool = True
+    asynchronous: bool = True
     max_requests: int | None = None
     large_offsets: bool = True
 
@@ -57,7 +61,7 @@ class Claims:
         """The first need that is not claimed, in words; empty if all are.
 
         Args:
-            needs: hooks, layout, dtype, state_dtype, width, activation, index_dtype, graphs, requests.
+            needs: hooks, layout, dtype, state_dtype, width, activation, index_dtype, graphs, asynchronous, requests.
         """
         for name, value in needs.items():
             reason = "" if value is None else self._missing(name, value)
@@ -76,8 +80,8 @@ class Claims:
         }  # fmt: skip
         if name == "hooks":
             return next((f"hook {hook}" for hook in value if hook not in self.hooks), "")
-        if name == "graphs":
-            return "graph capture" if value and not self.graphs else ""
+        if name in _FLAGS:
+            return _FLAGS[name] if value and not getattr(self, name) else ""
         if name == "requests":
             beyond = self.max_requests is not None and value > self.max_requests
             return f"{value} requests in a step" if beyond else ""
@@ -109,6 +113,7 @@ def read_claims(capabilities: Mapping[str, Any], present: Sequence[str]) -> Clai
         activations=_choice(capabilities, "activations", ("silu",)),
         index_dtypes=_choice(capabilities, "index_dtypes", ("int32", "int64")),
         graphs=_flag(capabilities, "graphs"),
+        asynchronous=_flag(capabilities, "asynchronous"),
         max_requests=_count(capabilities, "max_requests"),
         large_offsets=_flag(capabilities, "large_offsets"),
     )

@@ -265,19 +265,28 @@ def _live(batch: Batch, pool: PoolFacts, b: int, slot: int, start: int, tokens: 
         initial = bool(batch.has_initial_state[b])
     source = slot
     if batch.source_indices is not None and batch.mode == "extend":
-        found = pool.physical(batch.source_indices[b])
+        found = _translated(batch, pool, batch.source_indices[b])
         source = found if found > 0 else slot
     offset = 0
     if pool.layout == "lazy" and batch.num_accepted_tokens is not None:
         offset = batch.num_accepted_tokens[b] - 1
     accept = min(batch.num_accept_tokens[b], tokens) if batch.mode == "draft_extend" and batch.num_accept_tokens else -1
     track_tokens = _track_tokens(batch, pool, b, tokens, computed, accept)
-    track_slot = pool.physical(batch.mamba_track_indices[b]) if track_tokens >= 0 and batch.mamba_track_indices else -1
+    track_slot = -1
+    if track_tokens >= 0 and batch.mamba_track_indices is not None:
+        track_slot = _translated(batch, pool, batch.mamba_track_indices[b])
     return Row(
         slot=slot, source=source, start=start, tokens=tokens, has_initial_state=initial, computed_len=computed,
         history_offset=offset, request_row=batch.req_pool_indices[b], num_accept=accept, track_slot=track_slot,
         track_tokens=track_tokens if track_slot > 0 else -1,
     )  # fmt: skip
+
+
+def _translated(batch: Batch, pool: PoolFacts, slot: int) -> int:
+    """Physical slot of a track or source index; an engine that translates slots itself translates these too."""
+    if batch.cache_indices is not None:
+        return slot if slot > 0 else -1
+    return pool.physical(slot)
 
 
 def _computed_len(batch: Batch, b: int, tokens: int) -> int:

@@ -197,4 +197,5 @@ def _raise(result: Result) -> None:
 
 
 def _fail(result: Result) -> NoReturn:
-    pytest.fail(f"{result.reason}\n{result.details}\nseed {result.seed}", pytrace=False)
+    text = result.details if result.details.startswith(result.reason) else f"{result.reason}\n{result.details}"
+    pytest.fail(f"{text}\nseed {result.seed}", pytrace=False)

@@ -1,0 +1,327 @@
+"""Commit lane: every accepted count on every layout, SSM state, tracking, a commit after other steps, a commit twice, and
+clear and copy. Pools have three layers and two streams; everything that is not named keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hwbackends.conformance import oracle
+from hwbackends.conformance.cases import LAYOUTS, Req, Rig, Shape, Weights, judge_effect, judge_outputs, rig_for
+from hwbackends.conformance.kit import Kit
+from hwbackends.conformance.marks import cases, clauses
+from hwbackends.errors import HwBackendsError
+
+COMMIT = "update_mamba_state_after_mtp_verify"
+DRAFTS = 3
+REQUESTS = [Req(3, length=7), Req(-1), Req(1, length=2), Req(0), Req(9, length=12), Req(5, length=4)]
+STEPS = (1, 2, -1, 0, 2, 0)
+"""Last correct steps of `REQUESTS`: padded rows carry counts too, which must be ignored."""
+
+
+def _rig(kit: Kit, layout: Any, **sizes: Any) -> Rig:
+    kit.need(hooks=(COMMIT,))
+    settings: dict[str, Any] = {"dims": (5, 3), "layers": 3, "drafts": DRAFTS, "ssm": True, **sizes}
+    return rig_for(kit, "target_verify", Shape(layout, **settings))
+
+
+def _verify(rig: Rig, requests: Sequence[Req], seed: int = 0) -> oracle.Batch:
+    """A verify step of every layer and stream."""
+    batch = rig.batch("target_verify", list(requests))
+    for layer in range(rig.shape.layers):
+        for name, dim in zip(rig.names, rig.shape.dims, strict=True):
+            rig.run(batch, Weights(rig.taps(dim)), name=name, layer=layer)
+    return batch
+
+
+def _index(kit: Kit, values: Sequence[int] | None, dtype: str = "int64") -> Tensor | None:
+    return None if values is None else kit.tensor(np.asarray(values, np.int64), dtype)
+
+
+def commit(kit: Kit, rig: Rig, rows: Sequence[oracle.CommitRow], dtype: str = "int64", lengths: bool = True) -> None:
+    """Call the hook with the tensors that `rows` say; track arguments only where something is tracked."""
+    tracks = any(row.track_slot > 0 or row.track_step >= 0 for row in rows)
+    drafts = any(row.draft_row is not None for row in rows)
+    getattr(kit.hooks, COMMIT)(
+        rig.pool,
+        _index(kit, [row.request_row for row in rows], dtype),
+        _index(kit, [row.step for row in rows], dtype),
+        mamba_track_indices=_index(kit, [row.track_slot for row in rows] if tracks else None, dtype),
+        mamba_steps_to_track=_index(kit, [row.track_step for row in rows] if tracks else None, dtype),
+        computed_lens=_index(kit, [row.computed_len for row in rows] if lengths else None, dtype),
+        draft_indices=_index(kit, [row.drafts for row in rows] if drafts else None, dtype),
+    )
+
+
+def judge_commit(
+    kit: Kit, rig: Rig, rows: Sequence[oracle.CommitRow], before: dict[Any, Tensor], conv: str, ssm: str = ""
+) -> None:
+    """Every stream and layer, and the SSM state, after a commit."""
+    after = rig.snapshot()
+    for name in rig.names:
+        for layer in range(rig.shape.layers):
+            tensor = before["state", name, layer][1:-1].double().numpy()
+            saved = before.get(("drafts", name, layer))
+            drafts = None if saved is None else saved[1:-1].double().numpy()
+            effect = oracle.commit_conv(rows, rig.facts, tensor, drafts)
+            key = ("state", name, layer)
+            judge_effect(kit, conv, before[key], after[key], effect, rig.shape.state, f"{name}, layer {layer}")
+            if saved is not None:
+                kit.same_bits(conv, after["drafts", name, layer], saved, f"draft rows of {name}, layer {layer}")
+    for layer in range(rig.shape.layers if ssm else 0):
+        want = before["ssm", "", layer].clone()
+        intermediate = kit.host(rig.pool.intermediate_ssm[layer]).numpy()  # type: ignore[index]
+        for slot, value in oracle.commit_ssm(rows, rig.facts, intermediate).items():
+            want[1 + slot] = torch.from_numpy(value)
+        kit.same_bits(ssm, after["ssm", "", layer], want, f"SSM state, layer {layer}")
+
+
+def _rows(batch: oracle.Batch, requests: Sequence[Req], steps: Sequence[int], **more: Any) -> list[oracle.CommitRow]:
+    return [
+        oracle.CommitRow(row, step, computed_len=req.length)
+        for row, req, step in zip(batch.req_pool_indices, requests, steps, strict=True)
+    ]
+
+
+@cases("layout, index", [(layout, index) for index in ("int64", "int32") for layout in LAYOUTS], quick=3)
+@clauses("CS-COMMIT-01", "CS-COMMIT-03", "CS-COMMIT-07")
+def test_commit(kit: Kit, layout: Any, index: str) -> None:
+    """Each request moves to its own last correct step, in every layer and stream; padded rows write nothing."""
+    rig = _rig(kit, layout, virtual=index == "int32")
+    rig.histories(REQUESTS)
+    rows = _rows(_verify(rig, REQUESTS), REQUESTS, STEPS)
+    before = rig.snapshot()
+    commit(kit, rig, rows, index)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-01", "CS-COMMIT-03")
+    for key, want in before.items():
+        reserved = [0, 1, -2, -1]  # guards, slot 0 and the last slot
+        if key[0] != "drafts":
+            kit.same_bits("CS-COMMIT-07", rig.snapshot()[key][reserved], want[reserved], f"reserved slots of {key}")
+
+
+@cases("dtype", ["bfloat16", "float32", "float64"], quick=1)
+@clauses("CS-COMMIT-01")
+def test_commit_of_random_numbers(kit: Kit, dtype: str) -> None:
+    """State is a copy: no bit is lost on the way through the draft rows."""
+    rig = _rig(kit, "window", dtype=dtype, dims=(37,), ssm=False)
+    for base in (*rig.bases.values(), *rig.draft_bases.values()):
+        base.copy_(kit.tensor(oracle.round_to(kit.rng.standard_normal(tuple(base.shape)), dtype), dtype))
+    rows = _rows(rig.batch("target_verify", REQUESTS), REQUESTS, STEPS)
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-01")
+
+
+@clauses("CS-COMMIT-01", "CS-COMMIT-03")
+def test_draft_rows_of_another_name_space(kit: Kit) -> None:
+    """`draft_indices` names the rows of the draft buffers, where an engine keeps them by batch row."""
+    rig = _rig(kit, "window")
+    for base in (*rig.bases.values(), *rig.draft_bases.values()):
+        base.copy_(kit.tensor(kit.rng.integers(1, 99, tuple(base.shape)).astype(float), "float32"))
+    batch = rig.batch("target_verify", REQUESTS)
+    rows = [replace(row, draft_row=b) for b, row in enumerate(_rows(batch, REQUESTS, STEPS))]
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-01", "CS-COMMIT-03")
+
+
+@cases("layout", LAYOUTS, quick=3)
+@clauses("CS-COMMIT-02")
+def test_a_commit_after_another_step_was_prepared(kit: Kit, layout: Any) -> None:
+    """Another batch has gone through the same buffers: slots come from the request rows that the commit names."""
+    rig = _rig(kit, layout)
+    rig.histories(REQUESTS)
+    batch = rig.batch("target_verify", REQUESTS)
+    metadata = rig.metadata(batch)
+    rig.prepare(batch, out=metadata)
+    for layer in range(3):
+        for name, dim in (("k", 5), ("v", 3)):
+            rig.run(batch, Weights(rig.taps(dim)), name=name, layer=layer, metadata=metadata)
+    mapping = list(rig.mapping)
+    other = rig.batch("target_verify", [Req(8), Req(2), Req(4), Req(6), Req(7), Req(0)])
+    rig.prepare(other, out=metadata)
+    rig.mapping[:] = mapping
+    rig.pool.mamba_index_mapping.copy_(kit.tensor(mapping, "int32"))
+    rows = _rows(batch, REQUESTS, STEPS)[::-1][:4]  # another order and fewer rows than the step had
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-02", "CS-COMMIT-02")
+
+
+@cases("layout", LAYOUTS, quick=3)
+@clauses("CS-COMMIT-04")
+def test_commit_snapshots_the_track_slot(kit: Kit, layout: Any) -> None:
+    """The window and SSM state of the tracked step; both read the state before this commit."""
+    rig = _rig(kit, layout, virtual=True)
+    rig.histories(REQUESTS)
+    batch = _verify(rig, REQUESTS)
+    tracks = ((8, 0), (4, 1), (6, 2), (2, 1), (7, -1), (10, 1))
+    rows = [
+        replace(row, track_slot=rig.virtual(slot), track_step=step)
+        for row, (slot, step) in zip(_rows(batch, REQUESTS, (1, 2, -1, 0, 2, 2)), tracks, strict=True)
+    ]
+    rows[4] = replace(rows[4], track_slot=-1)
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-04", "CS-COMMIT-04")
+
+
+@cases("layout", LAYOUTS, quick=3)
+@clauses("CS-COMMIT-05")
+def test_a_commit_may_be_repeated_and_come_late(kit: Kit, layout: Any) -> None:
+    """Twice in a row; and on window after decode steps have moved the slot: it reads what verify saved."""
+    rig = _rig(kit, layout)
+    rig.histories(REQUESTS)
+    rows = _rows(_verify(rig, REQUESTS), REQUESTS, STEPS)
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-05", "CS-COMMIT-05")
+    if layout != "window":
+        return
+    kit.need(hooks=("conv_decode", "prepare_decode_metadata"))
+    later = rig.batch("decode", REQUESTS)
+    for layer in range(3):
+        for name, dim in (("k", 5), ("v", 3)):
+            rig.run(later, Weights(rig.taps(dim)), name=name, layer=layer)
+    before = rig.snapshot()
+    commit(kit, rig, rows)
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-05", "CS-COMMIT-05")
+
+
+@cases("layout", ["ring", "lazy"], quick=2)
+@clauses("CS-COMMIT-06")
+def test_the_conv_commit_is_nothing(kit: Kit, layout: Any) -> None:
+    """Without SSM state and tracking no tensor is written."""
+    rig = _rig(kit, layout, ssm=False)
+    rig.histories(REQUESTS)
+    rows = _rows(_verify(rig, REQUESTS), REQUESTS, STEPS)
+    before = rig.snapshot()
+    commit(kit, rig, rows, lengths=False)
+    for key, tensor in rig.snapshot().items():
+        kit.same_bits("CS-COMMIT-06", tensor, before[key], f"{key}")
+
+
+@clauses("CS-COMMIT-08")
+def test_request_rows_are_required(kit: Kit) -> None:
+    """Leaving `req_pool_indices` out is an error, not a guess; by keyword it is taken."""
+    rig = _rig(kit, "window")
+    rig.histories(REQUESTS)
+    rows = _rows(_verify(rig, REQUESTS), REQUESTS, STEPS)
+    hook, steps = getattr(kit.hooks, COMMIT), _index(kit, STEPS)
+    for arguments in ({}, {"req_pool_indices": None}):
+        try:
+            hook(rig.pool, last_correct_step_indices=steps, **arguments)
+            raised = "nothing"
+        except (TypeError, HwBackendsError) as error:
+            raised = "" if "req_pool_indices" in str(error) else f"an error that does not name it: {error}"
+        kit.check("CS-COMMIT-08", not raised, f"without req_pool_indices it raised {raised}")
+    before = rig.snapshot()
+    hook(
+        pool=rig.pool, req_pool_indices=_index(kit, [row.request_row for row in rows]), last_correct_step_indices=steps
+    )
+    judge_commit(kit, rig, rows, before, "CS-COMMIT-08", "CS-COMMIT-08")
+
+
+@cases("layout, accepted", [(layout, a) for a in range(DRAFTS + 1) for layout in LAYOUTS], quick=12)
+@clauses("CS-VERIFY-05")
+def test_rollback_to_every_count(kit: Kit, layout: Any, accepted: int) -> None:
+    """After a commit of a tokens a decode step reads the window after a tokens, for every a."""
+    if layout == "lazy" and accepted == 0:
+        kit.need(layout="lazy")
+        accepted = DRAFTS  # a commit of no token cannot be expressed there
+    kit.need(hooks=("conv_decode", "prepare_decode_metadata"))
+    rig = _rig(kit, layout, layers=1, dims=(5,))
+    req = Req(3, length=7)
+    history = rig.history(3, 7)
+    x = rig.whole_numbers(DRAFTS, 5)
+    batch = rig.batch("target_verify", [req])
+    rig.run(batch, Weights(rig.taps()), x)
+    commit(kit, rig, [oracle.CommitRow(batch.req_pool_indices[0], accepted - 1, computed_len=7)])
+    after = Req(3, length=7 + accepted, accepted=max(1, accepted))
+    call = rig.run(rig.batch("decode", [after]), Weights(rig.taps()), rig.whole_numbers(1, 5))
+    judge_outputs(kit, call, "CS-VERIFY-05")
+    window = oracle.window(oracle.v_rows(history, x, 4), accepted, 4)
+    offset = after.accepted - 1 if layout == "lazy" else 0
+    read = oracle.read_history(call.before[1 + 3].double().numpy(), layout, 4, 7 + accepted, offset)
+    kit.equal("CS-VERIFY-05", read, window, f"window after {accepted} accepted tokens")
+
+
+@cases("layout, dtype", [(layout, dtype) for dtype in ("float32", "bfloat16") for layout in LAYOUTS], quick=3)
+@clauses("CS-COMMIT-09")
+def test_speculation_equals_plain_decoding(kit: Kit, layout: Any, dtype: str) -> None:
+    """Rounds of verify and commit with changing counts, against decoding the accepted tokens one by one."""
+    kit.need(hooks=("conv_decode", "prepare_decode_metadata"))
+    spec, plain = (_rig(kit, layout, layers=1, dims=(5,), dtype=dtype, ssm=False) for _ in range(2))
+    lengths, slots = [7, 2, 12], [3, 1, 9]
+    start = [Req(slot, length=n) for slot, n in zip(slots, lengths, strict=True)]
+    spec.histories(start, binary=spec.small)
+    plain.copy_state(spec)
+    weights, kept = Weights(spec.taps()), [1, 1, 1]
+    for counts in ((1, 3, 2), (3, 2, 1), (2, 1, 3), (1, 1, 1)):
+        reqs = [Req(s, length=n, accepted=k) for s, n, k in zip(slots, lengths, kept, strict=True)]
+        x = spec.whole_numbers(3 * DRAFTS, 5)
+        batch = spec.batch("target_verify", reqs)
+        verified = spec.run(batch, weights, x)
+        steps = [count - 1 for count in counts]
+        commit(kit, spec, _rows(batch, reqs, steps))
+        for b, count in enumerate(counts):
+            for t in range(count):
+                now = [Req(slots[b], length=lengths[b] + t)]
+                call = plain.run(plain.batch("decode", now), weights, x[b * DRAFTS + t][None])
+                kit.same_bits("CS-COMMIT-09", verified.y[b * DRAFTS + t][None], call.y, f"request {b}, token {t}")
+        lengths, kept = [n + c for n, c in zip(lengths, counts, strict=True)], list(counts)
+        for b, slot in enumerate(slots):
+            offset = kept[b] - 1 if layout == "lazy" else 0
+            mine, theirs = spec.window_of(slot, lengths[b], offset), plain.window_of(slot, lengths[b])
+            kit.equal("CS-COMMIT-09", mine, theirs, f"window of request {b} after {counts}")
+
+
+@cases("layout, index", [(layout, index) for index in ("int64", "int32") for layout in LAYOUTS], quick=3)
+@clauses("CS-CLEAR-01")
+def test_clear(kit: Kit, layout: Any, index: str) -> None:
+    """Named slots become zero in every layer, stream and SSM state, over NaN too; nothing else changes."""
+    kit.need(hooks=("clear_slots",), layout=layout, index_dtype=index)
+    rig = Rig(kit, Shape(layout, dims=(5, 3), layers=3, ssm=True, transposed=index == "int32"))
+    rig.histories([Req(s, length=7) for s in (0, 1, 2, 4, 6, 10)])
+    before = rig.snapshot()
+    slots = [4, 0, 2, -1, 7]
+    kit.hooks.clear_slots(rig.pool, _index(kit, slots, index))
+    _judge_slots(kit, rig, before, "CS-CLEAR-01", clear=slots)
+
+
+@cases("layout, index", [(layout, index) for index in ("int64", "int32") for layout in LAYOUTS], quick=3)
+@clauses("CS-COPY-01")
+def test_copy(kit: Kit, layout: Any, index: str) -> None:
+    """Rows keep their row numbers; a pair with a padded side is left out; sources keep their bits."""
+    kit.need(hooks=("copy_slots",), layout=layout, index_dtype=index)
+    rig = Rig(kit, Shape(layout, dims=(5, 3), layers=3, ssm=True, transposed=index == "int32"))
+    rig.histories([Req(s, length=7) for s in (1, 2, 4, 6)])
+    before = rig.snapshot()
+    sources, destinations = [4, 0, 2, -1, 6, 1], [8, 3, 0, 5, 10, -1]
+    kit.hooks.copy_slots(rig.pool, _index(kit, sources, index), _index(kit, destinations, index))
+    _judge_slots(kit, rig, before, "CS-COPY-01", copy=dict(zip(sources, destinations, strict=True)))
+
+
+def _judge_slots(
+    kit: Kit,
+    rig: Rig,
+    before: dict[Any, Tensor],
+    clause: str,
+    clear: Sequence[int] = (),
+    copy: dict[int, int] | None = None,
+) -> None:
+    after = rig.snapshot()
+    for key, old in before.items():
+        tensor = old.double().flatten(2)[:, :, None] if key[0] == "ssm" else old
+        mine = after[key].double().flatten(2)[:, :, None] if key[0] == "ssm" else after[key]
+        if key[0] == "drafts":
+            continue
+        numbers = tensor[1:-1].double().numpy()
+        effect = oracle.cleared(clear, numbers) if copy is None else oracle.copied(copy, numbers)
+        judge_effect(kit, clause, tensor, mine, effect, "float64" if key[0] == "ssm" else rig.shape.state, f"{key}")
