@@ -1,0 +1,185 @@
+"""vLLM's caches and steps as hwbackends sees them: one `lazy` pool over a cache group, and the prepared decode and
+prefill halves of a step. Knows vLLM's field names but imports nothing of vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hwbackends.metadata import ForwardMode, StepBatch
+from hwbackends.sidecar import ConvStateSidecar, LayerHandle
+from hwbackends.state import StatePool
+
+LAYER = 0
+"""vLLM gives each layer a cache of its own: a pool has one layer, and a stream per layer of vLLM."""
+
+
+@dataclass(slots=True)
+class Half:
+    """The decode or the prefill requests of a step, which vLLM puts one behind the other.
+
+    Attributes:
+        handle: the prepared metadata and the phase's conv.
+        tokens: rows of x that belong to this half.
+        spread: [B * N] for each row of the conv the row of x that it reads, where requests bring unequal numbers of
+            drafts; None where rows are x's own.
+        gather: [tokens] row of the conv that answers each row of x; with `spread`.
+    """
+
+    handle: LayerHandle
+    tokens: int
+    spread: Tensor | None = None
+    gather: Tensor | None = None
+
+    def conv(self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[tokens, D] to [tokens, D]; the layer's cache changes as the phase says."""
+        if self.spread is None or self.gather is None:
+            return self.handle.conv(layer, x, weight, bias)
+        return self.handle.conv(layer, x[self.spread], weight, bias)[self.gather]
+
+
+@dataclass(slots=True)
+class VllmStep:
+    """A prepared step: decodes first, then prefills."""
+
+    halves: tuple[Half, ...]
+
+    def conv(self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The conv of one layer.
+
+        Args:
+            layer: vLLM's name of the layer.
+            x: [T, D]; rows behind the step's tokens are padding.
+            weight: [D, W].
+            bias: [D] or None.
+
+        Returns:
+            [live tokens, D].
+        """
+        parts, start = [], 0
+        for half in self.halves:
+            parts.append(half.conv(layer, x[start : start + half.tokens], weight, bias))
+            start += half.tokens
+        return parts[0] if len(parts) == 1 else torch.cat([x[:0], *parts])
+
+
+class Steps:
+    """Prepares the steps of one cache group of vLLM.
+
+    Decodes and prefills of one step have a sidecar each, because both are read in one forward. The buffers of decodes
+    are as large as any step, so that addresses which a CUDA graph of vLLM holds never move.
+
+    Args:
+        backend: a bound backend of hwbackends.
+        drafts: speculative tokens per request, 0 without speculation.
+        max_batch: most requests of a step.
+        max_tokens: most tokens of a prefill; more make the prefill's buffers grow.
+    """
+
+    def __init__(self, backend: object, drafts: int, max_batch: int, max_tokens: int) -> None:
+        self._backend, self._tokens_per_req = backend, drafts + 1
+        self._max_batch, self._max_tokens = max_batch, max_tokens
+        self._bound: dict[str, Tensor] = {}
+        self._decode: ConvStateSidecar | None = None
+        self._prefill: ConvStateSidecar | None = None
+
+    def bind(self, caches: dict[str, Tensor], width: int) -> None:
+        """Wrap the group's caches [blocks, S + num_spec, D]; again only when vLLM has allocated others."""
+        if caches.keys() == self._bound.keys() and all(_same(caches[n], self._bound[n]) for n in caches):
+            return
+        self._bound = caches
+        first = next(iter(caches.values()))
+        blocks = torch.arange(first.shape[0], dtype=torch.int32, device=first.device)
+        pool = StatePool.wrap(
+            {name: cache.unsqueeze(0) for name, cache in caches.items()},
+            width=width,
+            mamba_index_mapping=blocks,  # a request's row is its block: vLLM hands out blocks, block 0 is padding
+            layout="lazy",
+            draft_token_num=self._tokens_per_req,
+        )
+        self._decode = self._sidecar(pool, self._max_batch * self._tokens_per_req, self._tokens_per_req)
+        self._prefill = self._sidecar(pool, self._max_tokens, 1)
+
+    def _sidecar(self, pool: StatePool, max_tokens: int, draft_tokens: int) -> ConvStateSidecar:
+        return ConvStateSidecar(
+            self._backend, pool, max_batch=self._max_batch, max_tokens=max_tokens, draft_tokens=draft_tokens
+        )
+
+    def prepare(self, metadata: Any) -> VllmStep:
+        """Prepare both halves of a step of vLLM's short-conv metadata."""
+        halves = []
+        if metadata.num_decodes > 0:
+            halves.append(self._decodes(metadata))
+        if metadata.num_prefills > 0:
+            halves.append(self._prefills(metadata))
+        return VllmStep(tuple(halves))
+
+    def _decodes(self, metadata: Any) -> Half:
+        assert self._decode is not None
+        blocks = metadata.state_indices_tensor_d[:, 0]
+        rows, tokens = blocks.shape[0], int(metadata.num_decode_tokens)
+        accepted = metadata.num_accepted_tokens
+        batch = StepBatch(
+            ForwardMode.DECODE,
+            blocks,
+            num_reqs=rows,
+            num_tokens=rows,
+            cache_indices=blocks,
+            num_accepted_tokens=None if accepted is None else accepted[:rows],
+        )
+        spread = gather = None
+        if tokens > metadata.num_decodes:
+            each = self._tokens_per_req
+            batch.forward_mode, batch.draft_token_num, batch.num_tokens = ForwardMode.TARGET_VERIFY, each, rows * each
+            if tokens != metadata.num_decodes * each:
+                spread, gather = ragged(metadata.query_start_loc_d[: rows + 1], tokens, each)
+        self._decode.init_forward_metadata(batch)
+        # without a spread every request, padded ones of a CUDA graph too, has its tokens in x
+        taken = batch.num_tokens if spread is None else tokens
+        return Half(self._decode.conv_state_metadata(LAYER), taken, spread, gather)
+
+    def _prefills(self, metadata: Any) -> Half:
+        assert self._prefill is not None
+        blocks = metadata.state_indices_tensor_p.flatten()
+        offsets = metadata.query_start_loc_p
+        lengths = offsets[1:] - offsets[:-1]
+        end = metadata.num_reqs
+        batch = StepBatch(
+            ForwardMode.EXTEND,
+            blocks,
+            num_reqs=blocks.shape[0],
+            num_tokens=int(metadata.num_prefill_tokens),
+            extend_seq_lens=lengths,
+            extend_prefix_lens=metadata.seq_lens[end - blocks.shape[0] : end] - lengths,
+            has_initial_state=metadata.has_initial_states_p,
+            cache_indices=blocks,
+        )
+        self._prefill.init_forward_metadata(batch)
+        return Half(self._prefill.conv_state_metadata(LAYER), batch.num_tokens)
+
+
+def ragged(offsets: Tensor, tokens: int, each: int) -> tuple[Tensor, Tensor]:
+    """Rows that give every request `each` tokens, where some bring fewer: a lazy slot's rows behind the accepted ones
+    are never read, so what the filled-up rows hold does not matter.
+
+    Args:
+        offsets: [B + 1] offsets of the requests' tokens.
+        tokens: their sum.
+        each: N.
+
+    Returns:
+        spread [B * N], row of x for each row of the conv; gather [tokens], row of the conv for each row of x.
+    """
+    offsets = offsets.long()
+    place = torch.arange(each, device=offsets.device)
+    spread = (offsets[:-1, None] + place).clamp(max=tokens - 1).flatten()
+    token = torch.arange(tokens, device=offsets.device)
+    owner = torch.searchsorted(offsets[1:].contiguous(), token, right=True)
+    return spread, owner * each + token - offsets[owner]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
