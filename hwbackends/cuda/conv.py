@@ -1,0 +1,303 @@
+"""The conv hooks over Triton kernels. Arguments are checked once per launch plan; a plan serves every later call with
+the same shapes, strides, dtypes and options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from hwbackends import checks
+from hwbackends.cuda import tuning
+from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, cdiv, current_chain, interpreting
+from hwbackends.errors import DeviceError
+from hwbackends.metadata import StepMetadata
+from hwbackends.state import ConvState
+
+
+def conv_decode(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One token per request; the slot becomes win_b(1). See `hookspecs.conv_decode`."""
+    plan = metadata.cache.get(state)
+    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
+        plan = _plan("conv_decode", x, weight, bias, state, metadata, activation, residual, out)
+    return plan(x, weight, bias, out)
+
+
+def conv_extend(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Packed requests of any length; the slot becomes win_b(T_b). See `hookspecs.conv_extend`."""
+    plan = metadata.cache.get(state)
+    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
+        plan = _plan("conv_extend", x, weight, bias, state, metadata, activation, residual, out)
+    return plan(x, weight, bias, out)
+
+
+def conv_target_verify(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """N drafts per request; the committed state stays. See `hookspecs.conv_target_verify`."""
+    plan = metadata.cache.get(state)
+    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
+        plan = _plan("conv_target_verify", x, weight, bias, state, metadata, activation, residual, out)
+    return plan(x, weight, bias, out)
+
+
+def conv_draft_extend(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None = None,
+    residual: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """N drafts per request; the slot becomes win_b(num_accept_tokens[b]). See `hookspecs.conv_draft_extend`."""
+    plan = metadata.cache.get(state)
+    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
+        plan = _plan("conv_draft_extend", x, weight, bias, state, metadata, activation, residual, out)
+    return plan(x, weight, bias, out)
+
+
+class Call:
+    """What a launch plan fixes of a conv call, and how it tells that another call is of the same kind."""
+
+    __slots__ = (
+        "activation", "bias", "device", "dtype", "out_strides", "residual", "shape", "strides", "weight",
+        "weight_dtype", "weight_strides",
+    )  # fmt: skip
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
+    ) -> None:
+        self.dtype, self.shape, self.strides, self.device = x.dtype, x.shape, x.stride(), x.get_device()
+        self.weight, self.weight_dtype, self.weight_strides = weight.data_ptr(), weight.dtype, weight.stride()
+        self.bias = None if bias is None else (bias.data_ptr(), bias.dtype, bias.stride())
+        self.activation, self.residual = activation, residual
+        self.out_strides = None if out is None else out.stride()
+
+    def serves(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
+    ) -> bool:
+        """Whether a call differs from the planned one in nothing but the addresses of x and out."""
+        return (
+            x.shape == self.shape
+            and x.dtype is self.dtype
+            and x.stride() == self.strides
+            and x.get_device() == self.device
+            and weight.data_ptr() == self.weight
+            and weight.stride() == self.weight_strides
+            and weight.dtype is self.weight_dtype
+            and activation == self.activation
+            and residual is self.residual
+            and (bias is None if self.bias is None else self._same_bias(bias))
+            and (out is None if self.out_strides is None else self._same_out(out))
+        )
+
+    def _same_bias(self, bias: Tensor | None) -> bool:
+        return bias is not None and (bias.data_ptr(), bias.dtype, bias.stride()) == self.bias
+
+    def _same_out(self, out: Tensor | None) -> bool:
+        return (
+            out is not None
+            and out.stride() == self.out_strides
+            and out.shape == self.shape
+            and out.dtype is self.dtype
+            and out.get_device() == self.device
+        )
+
+
+class ConvPlan(Call):
+    """One conv call made ready: the launch, and the addresses that never move.
+
+    Args:
+        first: the call that is planned.
+        launch: kernel, grid and constants.
+        fixed: tensors of the launch behind x, weight, bias, with None in the place of out.
+        span: addresses of the state that the launch reads early and writes; None: it never runs as a dependent.
+        copy: whether x has to be made contiguous first.
+    """
+
+    __slots__ = ("_fixed", "_launch", "_pointers", "_span", "copy")
+
+    def __init__(
+        self, first: tuple[Any, ...], launch: Launch, fixed: Sequence[Tensor | None], span: tuple[int, int] | None
+    ) -> None:
+        super().__init__(*first)
+        self._launch, self._fixed, self._span = launch, tuple(fixed), span
+        self.copy = not _rows_contiguous(first[0])
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """Launch; returns out, allocated if None."""
+        if self.copy:
+            x = x.contiguous()
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        tensors = [x, weight, weight if bias is None else bias, *(out if t is None else t for t in self._fixed)]
+        chain = current_chain() if self._span is not None else None
+        self._launch(tensors, dependent=chain is not None and chain.may_depend(*self._span))  # type: ignore[misc]
+        return out
+
+
+def _plan(
+    hook: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None,
+    residual: bool,
+    out: Tensor | None,
+) -> ConvPlan:
+    checks.conv(hook, x, weight, bias, state, metadata, activation, out)
+    check_device(hook, x)
+    make = {"conv_decode": _decode, "conv_extend": _extend}.get(hook, _draft)
+    options = conv_constants(x, weight, bias, state, activation, residual, out)
+    launch, fixed, span = make(hook, x, state, metadata, options)
+    plan = ConvPlan((x, weight, bias, activation, residual, out), launch, fixed, span)
+    metadata.cache[state] = plan
+    return plan
+
+
+def check_device(hook: str, x: Tensor) -> None:
+    """Refuse tensors that no kernel of this backend can reach."""
+    if not x.is_cuda and not interpreting():
+        raise DeviceError(hook, "x", x.device, "a CUDA device", "load the reference backend for this device")
+
+
+def _rows_contiguous(x: Tensor) -> bool:
+    return x.shape[1] <= 1 or x.stride(1) == 1
+
+
+def conv_constants(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    activation: str | None,
+    residual: bool,
+    out: Tensor | None,
+) -> dict[str, Any]:
+    """Compile-time arguments that every conv kernel takes."""
+    tensor = state.tensor
+    return {
+        "D": state.dim,
+        "W": state.width,
+        "LAYOUT": LAYOUT_CODES[state.layout],
+        "C": state.rows,
+        "SX": x.stride(0) if _rows_contiguous(x) else state.dim,
+        "SO": state.dim if out is None else out.stride(0),
+        "SS": tensor.stride(0),
+        "SR": tensor.stride(1),
+        "SD": tensor.stride(2) if state.dim > 1 else 1,
+        "SWD": weight.stride(0),
+        "SWW": weight.stride(1),
+        "SB": 1 if bias is None else bias.stride(0),
+        "BIAS": bias is not None,
+        "SILU": activation == "silu",
+        "RESIDUAL": bool(residual),
+        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+    }
+
+
+def ordered(kernel: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The compile-time arguments of a kernel, in the order of its parameters."""
+    return {name: options[name] for name in kernel.arg_names if name in options}
+
+
+def positions(state: ConvState, metadata: StepMetadata) -> Tensor:
+    """What tells where a history begins: lengths on the ring, offsets on lazy; unused on window."""
+    return metadata.history_offset if state.layout == "lazy" else metadata.computed_lens
+
+
+def span(state: ConvState) -> tuple[int, int]:
+    """Addresses of slot 0's first row. Two states of one pool share channels exactly where these overlap."""
+    tensor = state.tensor
+    start = tensor.data_ptr()
+    width = (state.dim - 1) * abs(tensor.stride(2)) + 1
+    return start, start + width * tensor.element_size()
+
+
+Prepared = tuple[Launch, list[Tensor | None], tuple[int, int] | None]
+
+
+def _decode(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+    rows = x.shape[0]
+    block, warps = tuning.decode(rows, state.dim)
+    options |= {"TRACK": metadata.tracks, "TAIL": rows > metadata.num_reqs, "PDL": False, "BLOCK_D": block}
+    grid = rows * cdiv(state.dim, block)
+    launch = Launch(conv_decode_kernel, grid, [metadata.num_reqs], ordered(conv_decode_kernel, options), warps)
+    where = positions(state, metadata)
+    return launch, [state.tensor, None, metadata.cache_indices, where, metadata.mamba_track_indices], span(state)
+
+
+def _extend(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+    rows, requests = x.shape[0], metadata.num_reqs
+    block, tile, warps = tuning.extend(rows, state.dim)
+    options |= {"TRACK": metadata.tracks, "BLOCK_D": block, "BLOCK_T": tile}
+    grid = (requests + cdiv(rows, tile)) * cdiv(state.dim, block)
+    scalars = [requests, rows, metadata.num_tokens]
+    launch = Launch(conv_extend_kernel, grid, scalars, ordered(conv_extend_kernel, options), warps)
+    fixed = [
+        state.tensor, None, metadata.cache_indices, metadata.source_indices, metadata.query_start_loc,
+        metadata.has_initial_state, positions(state, metadata), metadata.seq_idx, metadata.mamba_track_indices,
+        metadata.mamba_track_tokens,
+    ]  # fmt: skip
+    return launch, fixed, None
+
+
+def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
+    """Compile-time arguments about draft rows; unused ones are 0."""
+    drafts = state.draft_rows
+    strides = (0, 0, 0) if drafts is None else drafts.stride()
+    return {"N": metadata.draft_token_num, "RS": strides[0], "RR": strides[1], "RD": strides[2] if state.dim > 1 else 1}
+
+
+def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+    commit = hook == "conv_draft_extend"
+    rows, drafts = x.shape[0], metadata.draft_token_num
+    requests = cdiv(rows, drafts)
+    block, warps = tuning.draft(requests, state.dim)
+    options |= draft_constants(state, metadata)
+    # a draft extend commits at once: only a ring keeps its draft rows, which are the committed rows too
+    options |= {"COMMIT": commit, "SAVE": not commit or state.layout == "ring"}
+    options |= {"TRACK": commit and metadata.tracks, "PDL": False, "BLOCK_D": block}
+    grid = requests * cdiv(state.dim, block)
+    scalars = [metadata.num_reqs, rows]
+    launch = Launch(conv_draft_kernel, grid, scalars, ordered(conv_draft_kernel, options), warps)
+    fixed = [
+        state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, None, metadata.cache_indices,
+        positions(state, metadata), metadata.draft_indices, metadata.has_initial_state, metadata.num_accept_tokens,
+        metadata.mamba_track_indices, metadata.mamba_track_tokens,
+    ]  # fmt: skip
+    # a draft extend may follow another one over the same slots in one captured step: never a dependent
+    return launch, fixed, None if commit else span(state)

@@ -1,0 +1,281 @@
+"""Triton kernels of the prepare hooks: one launch per phase, slot gather and translation included. Device code only.
+
+Uniform phases (decode, verify, draft extend) take one lane per request. Extend adds a running sum of the lengths and
+the request of every token without a second launch: some programs serve requests, the others tokens, and each of them
+adds up the lengths before its own part. The launcher bounds the number of programs, so that work stays linear in the
+number of requests.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PADDED = tl.constexpr(-1)
+DECODE = tl.constexpr(0)
+VERIFY = tl.constexpr(1)
+DRAFT_EXTEND = tl.constexpr(2)
+EXTEND = tl.constexpr(3)
+
+
+@triton.jit
+def _live_count(num_reqs, num_reqs_device, COUNTED: tl.constexpr):
+    """Live rows: the smaller of the host's and the device's count."""
+    return tl.minimum(num_reqs, tl.load(num_reqs_device)) if COUNTED else num_reqs
+
+
+@triton.jit
+def _slots(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, live,
+    V2P: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Request rows and physical slots, -1 both where the row is padded."""
+    request = tl.load(req_pool_indices + b, mask=live, other=PADDED)
+    live = live & (request >= 0)
+    if GIVEN:
+        slot = tl.load(cache_indices + b, mask=live, other=PADDED).to(tl.int64)
+    else:
+        slot = tl.load(mamba_index_mapping + request, mask=live, other=PADDED).to(tl.int64)
+        if V2P:
+            slot = tl.load(v2p + slot, mask=slot > 0, other=PADDED)
+    live = live & (slot > 0)
+    return tl.where(live, request, PADDED), tl.where(live, slot, PADDED)
+
+
+@triton.jit
+def _translated(v2p, slot, wanted, V2P: tl.constexpr):
+    """Physical slots of an optional second index; -1 where unwanted or padded."""
+    slot = tl.where(wanted, slot.to(tl.int64), PADDED)
+    if V2P:
+        slot = tl.load(v2p + slot, mask=slot > 0, other=PADDED)
+    return tl.where(slot > 0, slot, PADDED)
+
+
+@triton.jit
+def _computed(computed_lens, lengths, b, live, tokens: tl.constexpr, COMPUTED: tl.constexpr, LENGTHS: tl.constexpr):
+    """Rows consumed before the step: as given, else the length after it less its tokens, else unknown (0)."""
+    if COMPUTED:
+        return tl.load(computed_lens + b, mask=live, other=0).to(tl.int32)
+    if LENGTHS:
+        return tl.where(live, tl.load(lengths + b, mask=live, other=tokens).to(tl.int32) - tokens, 0)
+    return tl.zeros_like(b)
+
+
+@triton.jit
+def _window_after(
+    n, length, accepted, mask_row, seqlens, b, live,
+    PHASE: tl.constexpr, INTERVAL: tl.constexpr,
+):  # fmt: skip
+    """k of the window that a track slot gets, -1 for none. Lengths and intervals are not negative where k counts, so
+    division may truncate."""
+    if PHASE == DECODE:
+        k = tl.full(b.shape, 1, tl.int32)
+    elif PHASE == EXTEND:
+        wanted = tl.load(seqlens + b, mask=live, other=PADDED).to(tl.int32)
+        k = (wanted - n) // INTERVAL * INTERVAL
+        k = tl.where((wanted >= n) & (k <= length), k, PADDED)
+    else:
+        before = n // INTERVAL
+        after = (n + accepted) // INTERVAL
+        k = tl.where(before != after, after * INTERVAL - n, PADDED)
+    return tl.where(live & mask_row, k, PADDED)
+
+
+@triton.jit
+def _store_rows(
+    out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+    slot, source, initial, n, request, offset, track, k, b, inside,
+):  # fmt: skip
+    tl.store(out_cache + b, slot.to(out_cache.dtype.element_ty), mask=inside)
+    tl.store(out_source + b, source.to(out_source.dtype.element_ty), mask=inside)
+    tl.store(out_initial + b, initial, mask=inside)
+    tl.store(out_computed + b, n, mask=inside)
+    tl.store(out_draft + b, request.to(tl.int32), mask=inside)
+    tl.store(out_offset + b, offset, mask=inside)
+    tl.store(out_track + b, track.to(out_track.dtype.element_ty), mask=inside)
+    tl.store(out_tokens + b, k, mask=inside)
+
+
+_UNALIGNED = [
+    "req_pool_indices", "mamba_index_mapping", "v2p", "cache_indices", "computed_lens", "seq_lens", "extend_seq_lens",
+    "has_initial_state", "source_indices", "num_accept_tokens", "num_accepted_tokens", "track_mask", "track_indices",
+    "track_seqlens", "num_reqs_device",
+]  # fmt: skip
+"""The engine's tensors, at whatever address: one lane reads one element, so alignment would gain nothing."""
+
+
+@triton.jit(do_not_specialize=["num_reqs", "padded_reqs"], do_not_specialize_on_alignment=_UNALIGNED)
+def prepare_uniform_kernel(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, computed_lens, seq_lens, has_initial_state,
+    num_accept_tokens, num_accepted_tokens, track_mask, track_indices, num_reqs_device,
+    out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_accept, out_offset, out_track,
+    out_tokens, num_reqs, padded_reqs,
+    PHASE: tl.constexpr, TOKENS: tl.constexpr, INTERVAL: tl.constexpr, V2P: tl.constexpr, GIVEN: tl.constexpr,
+    COMPUTED: tl.constexpr, LENGTHS: tl.constexpr, INITIAL: tl.constexpr, LAZY: tl.constexpr, TRACK: tl.constexpr,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Metadata of decode, verify and draft extend: TOKENS tokens for every request."""
+    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = b < padded_reqs
+    live = inside & (b < _live_count(num_reqs, num_reqs_device, COUNTED))
+    accepted = tl.zeros_like(b)
+    if PHASE == DRAFT_EXTEND:
+        accepted = tl.load(num_accept_tokens + b, mask=live, other=PADDED).to(tl.int32)
+        live = live & (accepted >= 0)
+    request, slot = _slots(req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, live, V2P, GIVEN)
+    live = slot > 0
+    n = _computed(computed_lens, seq_lens, b, live, TOKENS, COMPUTED, LENGTHS)
+    initial = live
+    if INITIAL:
+        initial = live & tl.load(has_initial_state + b, mask=live, other=0).to(tl.int1)
+    if PHASE == DRAFT_EXTEND:
+        accepted = tl.where(live, tl.minimum(accepted, TOKENS), PADDED)
+        tl.store(out_accept + b, accepted, mask=inside)
+    offset = tl.zeros_like(b)
+    if LAZY:
+        kept = tl.load(num_accepted_tokens + b, mask=live, other=1).to(tl.int32)
+        offset = tl.maximum(kept - 1, 0)
+    k = tl.full(b.shape, PADDED, tl.int32)
+    track = tl.full(b.shape, PADDED, tl.int64)
+    if TRACK:
+        mask_row = tl.load(track_mask + b, mask=live, other=0).to(tl.int1)
+        k = _window_after(n, k, accepted, mask_row, seq_lens, b, live, PHASE, INTERVAL)
+        track = tl.load(track_indices + b, mask=k >= 0, other=PADDED)
+        track = _translated(v2p, track, k >= 0, V2P and not GIVEN)
+        k = tl.where(track > 0, k, PADDED)
+    _store_rows(
+        out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+        slot, slot, initial, n, request, offset, track, k, b, inside,
+    )  # fmt: skip
+    tl.store(out_start + b, b * TOKENS, mask=b < padded_reqs + 1)
+
+
+@triton.jit
+def _lengths(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, b, live,
+    V2P: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """Tokens of each request, 0 for padded rows."""
+    _request, slot = _slots(req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, live, V2P, GIVEN)
+    length = tl.load(extend_seq_lens + b, mask=slot > 0, other=0).to(tl.int32)
+    return tl.maximum(length, 0)
+
+
+@triton.jit
+def _extend_owners(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, out_owner, live_count, num_tokens, t0,
+    V2P: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """The request of BLOCK_T tokens from t0 on. Token t belongs to request #{r : end of r <= t}: the ends inside the
+    tile are counted by place (histogram) and summed up; empty requests end where they begin and are passed over."""
+    b = tl.arange(0, BLOCK)
+    t = tl.arange(0, BLOCK_T)
+    ends = tl.zeros([BLOCK_T], tl.int32)
+    before = 0
+    total = 0
+    done = 0
+    while (done < live_count) & (total < t0 + BLOCK_T):
+        row = done + b
+        known = row < live_count
+        length = _lengths(
+            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, row, known, V2P, GIVEN
+        )
+        end = total + tl.cumsum(length, axis=0)
+        before += tl.sum((known & (end <= t0)).to(tl.int32), axis=0)
+        here = known & (end > t0) & (end < t0 + BLOCK_T)
+        ends += tl.histogram(tl.where(here, end - t0, 0), BLOCK_T, mask=here)
+        total += tl.sum(length, axis=0)
+        done += BLOCK
+    owner = before + tl.cumsum(ends, axis=0)
+    owner = tl.where(t0 + t < total, owner, PADDED)
+    tl.store(out_owner + t0 + t, owner, mask=t0 + t < num_tokens)
+
+
+@triton.jit
+def _extend_rows(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, computed_lens, has_initial_state,
+    source_indices, num_accepted_tokens, track_mask, track_indices, track_seqlens,
+    out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+    live_count, padded_reqs, b0,
+    INTERVAL: tl.constexpr, V2P: tl.constexpr, GIVEN: tl.constexpr, INITIAL: tl.constexpr, SOURCE: tl.constexpr,
+    LAZY: tl.constexpr, TRACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of BLOCK requests from b0 on; first the sum of all lengths before them."""
+    lane = tl.arange(0, BLOCK)
+    earlier = tl.zeros([BLOCK], tl.int32)
+    done = 0
+    while done < b0:
+        row = done + lane
+        earlier += _lengths(
+            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, row, row < live_count,
+            V2P, GIVEN,
+        )  # fmt: skip
+        done += BLOCK
+    b = b0 + lane
+    inside = b < padded_reqs
+    request, slot = _slots(
+        req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, inside & (b < live_count), V2P, GIVEN
+    )
+    live = slot > 0
+    length = tl.maximum(tl.load(extend_seq_lens + b, mask=live, other=0).to(tl.int32), 0)
+    end = tl.sum(earlier, axis=0) + tl.cumsum(length, axis=0)
+    tl.store(out_start + b + 1, end, mask=inside)
+    tl.store(out_start + b, 0, mask=b == 0)
+    n = tl.load(computed_lens + b, mask=live, other=0).to(tl.int32)
+    initial = live & (n > 0)
+    if INITIAL:
+        initial = live & tl.load(has_initial_state + b, mask=live, other=0).to(tl.int1)
+    source = slot
+    if SOURCE:
+        given = tl.load(source_indices + b, mask=live, other=PADDED)
+        given = _translated(v2p, given, live, V2P and not GIVEN)
+        source = tl.where(given > 0, given, slot)
+    offset = tl.zeros_like(b)
+    if LAZY:
+        kept = tl.load(num_accepted_tokens + b, mask=live, other=1).to(tl.int32)
+        offset = tl.maximum(kept - 1, 0)
+    k = tl.full(b.shape, PADDED, tl.int32)
+    track = tl.full(b.shape, PADDED, tl.int64)
+    if TRACK:
+        mask_row = tl.load(track_mask + b, mask=live, other=0).to(tl.int1)
+        k = _window_after(n, length, length, mask_row, track_seqlens, b, live, EXTEND, INTERVAL)
+        track = tl.load(track_indices + b, mask=k >= 0, other=PADDED)
+        track = _translated(v2p, track, k >= 0, V2P and not GIVEN)
+        k = tl.where(track > 0, k, PADDED)
+    _store_rows(
+        out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+        slot, source, initial, n, request, offset, track, k, b, inside,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "padded_reqs", "num_tokens", "request_programs"],
+    do_not_specialize_on_alignment=_UNALIGNED,
+)
+def prepare_extend_kernel(
+    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, computed_lens, has_initial_state,
+    source_indices, num_accepted_tokens, track_mask, track_indices, track_seqlens, num_reqs_device,
+    out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+    out_owner, num_reqs, padded_reqs, num_tokens, request_programs,
+    INTERVAL: tl.constexpr, V2P: tl.constexpr, GIVEN: tl.constexpr, INITIAL: tl.constexpr, SOURCE: tl.constexpr,
+    LAZY: tl.constexpr, TRACK: tl.constexpr, COUNTED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Metadata of extend. The first `request_programs` programs take BLOCK_R requests each, the others BLOCK_T
+    tokens each and read the lengths in tiles of BLOCK_B."""
+    live_count = tl.minimum(_live_count(num_reqs, num_reqs_device, COUNTED), padded_reqs)
+    part = tl.program_id(0)
+    if part < request_programs:
+        _extend_rows(
+            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, computed_lens,
+            has_initial_state, source_indices, num_accepted_tokens, track_mask, track_indices, track_seqlens,
+            out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
+            live_count, padded_reqs, part * BLOCK_R,
+            INTERVAL, V2P, GIVEN, INITIAL, SOURCE, LAZY, TRACK, BLOCK_R,
+        )  # fmt: skip
+    else:
+        _extend_owners(
+            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, out_owner, live_count,
+            num_tokens, (part - request_programs) * BLOCK_T,
+            V2P, GIVEN, BLOCK_B, BLOCK_T,
+        )  # fmt: skip

@@ -1,0 +1,190 @@
+"""The prepare hooks over Triton kernels: one launch per phase. What the batch brings decides the compile-time
+arguments; a plan serves every later batch that brings tensors of the same dtypes and shapes."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+
+from hwbackends import checks
+from hwbackends.cuda.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
+from hwbackends.cuda.launch import Launch, cdiv, interpreting, note_change, power_of_two
+from hwbackends.errors import DeviceError, ShapeError
+from hwbackends.metadata import ForwardMode, StepBatch, StepMetadata
+from hwbackends.state import StatePool
+
+_FIELDS = (
+    "req_pool_indices", "seq_lens", "computed_lens", "extend_seq_lens", "extend_prefix_lens", "num_accept_tokens",
+    "has_initial_state", "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "source_indices",
+    "num_accepted_tokens", "cache_indices", "num_reqs_device",
+)  # fmt: skip
+_fields = attrgetter(*_FIELDS)
+_PHASES = {
+    ForwardMode.DECODE: 0,
+    ForwardMode.IDLE: 0,
+    ForwardMode.TARGET_VERIFY: 1,
+    ForwardMode.DRAFT_EXTEND: 2,
+}
+
+
+def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
+    """Slots, lengths and track slots of a decode step. See `hookspecs.prepare_decode_metadata`."""
+    _prepare("prepare_decode_metadata", batch, pool, out)
+
+
+def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
+    """Offsets, owners, prefix flags and track windows of an extend step. See `hookspecs.prepare_extend_metadata`."""
+    _prepare("prepare_extend_metadata", batch, pool, out)
+
+
+def prepare_target_verify_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
+    """Slots, request rows and lengths of a verify step. See `hookspecs.prepare_target_verify_metadata`."""
+    _prepare("prepare_target_verify_metadata", batch, pool, out)
+
+
+def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
+    """As verify, with accepted counts and track windows. See `hookspecs.prepare_draft_extend_metadata`."""
+    _prepare("prepare_draft_extend_metadata", batch, pool, out)
+
+
+class PreparePlan:
+    """A prepare call made ready. `inputs` name the batch's tensors in the kernel's order; None stands for one that
+    the kernel does not read."""
+
+    __slots__ = ("idle", "inputs", "launch", "outputs", "rows", "scalars")
+
+    def __init__(
+        self,
+        launch: Launch,
+        scalars: tuple[int, ...],
+        inputs: list[str | Tensor | None],
+        outputs: list[Tensor],
+        rows: int,
+        idle: bool,
+    ) -> None:
+        self.launch, self.scalars, self.inputs, self.outputs = launch, scalars, inputs, outputs
+        self.rows, self.idle = rows, idle
+
+    def __call__(self, hook: str, batch: StepBatch) -> None:
+        """Launch for a batch of the planned kind."""
+        count = 0 if self.idle else batch.num_reqs
+        if not 0 <= count <= self.rows:
+            raise ShapeError(hook, "batch.num_reqs", count, f"0..{self.rows}, the rows of req_pool_indices")
+        spare = batch.req_pool_indices
+        tensors = [_tensor(batch, name, spare) for name in self.inputs]
+        self.launch([*tensors, *self.outputs], scalars=(count, *self.scalars))
+        note_change()
+
+
+def _tensor(batch: StepBatch, name: str | Tensor | None, spare: Tensor) -> Tensor:
+    if name is None:
+        return spare
+    value: Tensor = getattr(batch, name) if isinstance(name, str) else name
+    return value if value.is_contiguous() else value.contiguous()
+
+
+def _kind(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.get_device())
+
+
+def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
+    key = (pool, batch.forward_mode, batch.draft_token_num, batch.topk, *map(_kind, _fields(batch)))
+    plan = out.cache.get(key)
+    if type(plan) is not PreparePlan:
+        plan = _plan(hook, batch, pool, out)
+        out.cache[key] = plan
+    plan(hook, batch)
+
+
+def _plan(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
+    checks.prepare(hook, batch, pool, out)
+    if pool.device.type != "cuda" and not interpreting():
+        raise DeviceError(hook, "pool", pool.device, "a CUDA device", "load the reference backend for this device")
+    extend = batch.forward_mode is ForwardMode.EXTEND
+    return (_extend_plan if extend else _uniform_plan)(batch, pool, out)
+
+
+def _options(batch: StepBatch, pool: StatePool) -> dict[str, Any]:
+    return {
+        "INTERVAL": pool.track_interval,
+        "V2P": pool.mamba_v2p_table is not None,
+        "GIVEN": batch.cache_indices is not None,
+        "LAZY": pool.layout == "lazy" and batch.num_accepted_tokens is not None,
+        "TRACK": batch.mamba_track_mask is not None and batch.mamba_track_indices is not None,
+        "COUNTED": batch.num_reqs_device is not None,
+    }
+
+
+def _name(batch: StepBatch, name: str) -> str | None:
+    """The field's name where the batch brings it."""
+    return None if getattr(batch, name) is None else name
+
+
+def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
+    phase = _PHASES[batch.forward_mode]
+    draft_extend = batch.forward_mode is ForwardMode.DRAFT_EXTEND
+    options = _options(batch, pool) | {
+        "PHASE": phase,
+        "TOKENS": batch.tokens_per_req,
+        "COMPUTED": batch.computed_lens is not None,
+        "LENGTHS": batch.seq_lens is not None,
+        "INITIAL": draft_extend and batch.has_initial_state is not None,
+    }
+    options["TRACK"] = options["TRACK"] and batch.forward_mode is not ForwardMode.TARGET_VERIFY
+    rows = batch.padded_reqs
+    block = min(128, max(32, power_of_two(rows + 1)))
+    constants = {n: options[n] for n in prepare_uniform_kernel.arg_names if n in options} | {"BLOCK": block}
+    launch = Launch(prepare_uniform_kernel, cdiv(rows + 1, block), (), constants, block // 32, aligned=False)
+    wanted = (
+        "cache_indices", "computed_lens", "seq_lens", "has_initial_state", "num_accept_tokens",
+        "num_accepted_tokens", "mamba_track_mask", "mamba_track_indices", "num_reqs_device",
+    )  # fmt: skip
+    inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
+    outputs = [
+        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
+        out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
+    ]  # fmt: skip
+    return PreparePlan(launch, (rows,), inputs, outputs, rows, batch.forward_mode is ForwardMode.IDLE)
+
+
+MAX_REQUEST_PROGRAMS = 64
+MAX_TOKEN_PROGRAMS = 128
+"""Bounds that keep the work of reading lengths linear in the number of requests."""
+
+
+def extend_blocks(rows: int, tokens: int) -> tuple[int, int, int]:
+    """Requests per tile, requests per request program, tokens per token program."""
+    tile = 64 if rows <= 64 else 512 if rows <= 512 else 2048
+    requests = max(128, power_of_two(cdiv(rows, MAX_REQUEST_PROGRAMS)))
+    owners = max(1024, power_of_two(cdiv(tokens, MAX_TOKEN_PROGRAMS)))
+    return tile, requests, min(owners, 8192)
+
+
+def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
+    rows, tokens = batch.padded_reqs, out.num_tokens
+    tile, requests, owners = extend_blocks(rows, tokens)
+    options = _options(batch, pool) | {
+        "INITIAL": batch.has_initial_state is not None,
+        "SOURCE": batch.source_indices is not None,
+        "BLOCK_B": tile,
+        "BLOCK_R": requests,
+        "BLOCK_T": owners,
+    }
+    options["TRACK"] = options["TRACK"] and batch.mamba_track_seqlens is not None
+    programs = max(1, cdiv(rows, requests))
+    constants = {n: options[n] for n in prepare_extend_kernel.arg_names if n in options}
+    grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs)
+    launch = Launch(prepare_extend_kernel, grid, (), constants, 4 if tile < 2048 else 8, aligned=False)
+    lengths = "extend_prefix_lens" if batch.computed_lens is None else "computed_lens"
+    wanted = (
+        "cache_indices", "extend_seq_lens", lengths, "has_initial_state", "source_indices", "num_accepted_tokens",
+        "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "num_reqs_device",
+    )  # fmt: skip
+    inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
+    outputs = [
+        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
+        out.draft_indices, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens, out.seq_idx,
+    ]  # fmt: skip
+    return PreparePlan(launch, scalars, inputs, outputs, rows, idle=False)
