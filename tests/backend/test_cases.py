@@ -52,6 +52,15 @@ def test_a_padded_row_in_the_middle_gives_zero_and_writes_nothing(
     assert same_bits(it.state.tensor[untouched], before[untouched])
 
 
+def test_a_padded_row_inside_an_extend_keeps_its_tokens_and_gives_zeros(lab: MakeLab) -> None:
+    it = lab(rows={1: 1, 3: 3})
+    it.put(1, [1, 2, 3])
+    before = it.snapshot()
+    assert spelled(it.extend([3, PAD, 0, 1], [1, 2, 1, 2], [1, 8, 8, 8, 4, 5])) == [1000, 0, 0, 0, 4321, 5432]
+    assert it.seen(1) == [3, 4, 5]
+    assert same_bits(it.state.tensor[[0, 2, *range(4, 11)]], before[[0, 2, *range(4, 11)]])
+
+
 def test_more_rows_than_slots_are_legal_when_the_rest_is_padded(lab: MakeLab) -> None:
     it = lab(rows={1: 1}, slots=2)
     it.put(1, [1, 2, 3])
