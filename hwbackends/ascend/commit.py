@@ -1,0 +1,97 @@
+"""The speculative commit in the triton tier: one launch per conv storage where the layout needs any, one for SSM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hwbackends import checks
+from hwbackends.ascend import kernels_commit, launch, variants
+from hwbackends.state import StatePool
+from hwbackends.torch_ops import commit as torch_commit
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_BLOCK = 1024
+
+
+def update_mamba_state_after_mtp_verify(
+    pool: StatePool,
+    req_pool_indices: Tensor,
+    last_correct_step_indices: Tensor,
+    mamba_track_indices: Tensor | None = None,
+    mamba_steps_to_track: Tensor | None = None,
+    computed_lens: Tensor | None = None,
+    draft_indices: Tensor | None = None,
+) -> None:
+    """The slot becomes win_b(j + 1). See `hookspecs.update_mamba_state_after_mtp_verify`."""
+    given = (
+        req_pool_indices,
+        last_correct_step_indices,
+        mamba_track_indices,
+        mamba_steps_to_track,
+        computed_lens,
+        draft_indices,
+    )
+    checks.commit(pool, *given)
+    if not _served(pool):
+        torch_commit.update_mamba_state_after_mtp_verify(pool, *given)
+        return
+    tracks = mamba_track_indices is not None
+    if not req_pool_indices.shape[0]:
+        return
+    indices = [given[0] if tensor is None else tensor for tensor in launch.indices(*given)]
+    flags = {"V2P": pool.mamba_v2p_table is not None, "DRAFTS": draft_indices is not None, "TRACK": tracks}
+    if pool.layout == "window" or tracks:
+        drafts = pool.draft_storages() if pool.layout == "window" else pool.storages()
+        for state, rows in zip(pool.storages(), drafts, strict=True):
+            _commit_conv(pool, state, rows, indices, flags)
+    if pool.ssm_state is not None and pool.intermediate_ssm is not None:
+        _commit_ssm(pool, pool.ssm_state, pool.intermediate_ssm, indices, flags)
+
+
+def _commit_conv(
+    pool: StatePool, state: Tensor, draft_rows: Tensor, indices: list[Any], flags: dict[str, bool]
+) -> None:
+    requests, last, track, track_steps, lens, drafts = indices
+    tiles = variants.commit_tiles(pool.width)
+    channels = launch.blocks(state.shape[-1], tiles["BLOCK"])
+    items = channels * requests.shape[0] * pool.num_layers
+    kernels_commit.commit_conv_kernel[launch.grid(items)](
+        state, draft_rows, requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), drafts, last, track,
+        track_steps, lens,
+        items, channels, requests.shape[0], state.shape[-1], state.shape[2], max(1, pool.draft_token_num),
+        *state.stride(), *draft_rows.stride(),
+        LAYOUT=variants.LAYOUTS[pool.layout], S_UNIT=state.stride(-1) == 1 and draft_rows.stride(-1) == 1,
+        **flags, **tiles,
+    )  # fmt: skip
+
+
+def _commit_ssm(pool: StatePool, state: Tensor, steps: Tensor, indices: list[Any], flags: dict[str, bool]) -> None:
+    requests, last, track, track_steps, _, drafts = indices
+    size = state[0, 0].numel()
+    channels = launch.blocks(size, _BLOCK)
+    items = channels * requests.shape[0] * pool.num_layers
+    kernels_commit.commit_ssm_kernel[launch.grid(items)](
+        state, steps, requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), drafts, last, track,
+        track_steps,
+        items, channels, requests.shape[0], size, max(1, steps.shape[2]), *state.stride()[:2], *steps.stride()[:3],
+        BLOCK=_BLOCK, **flags,
+    )  # fmt: skip
+
+
+def _served(pool: StatePool) -> bool:
+    """Whether the kernels have variants for this pool and its offsets fit their arithmetic."""
+    conv = [*pool.storages(), *pool.draft_storages()]
+    ssm = [tensor for tensor in (pool.ssm_state, pool.intermediate_ssm) if tensor is not None]
+    return (
+        pool.width in variants.WIDTHS
+        and all(tensor.dtype in _FLOATS for tensor in [*conv, *ssm])
+        and launch.fits(*(tensor[0] for tensor in conv))
+        and all(tensor[0, 0, ...].is_contiguous() for tensor in ssm)
+    )
+
+
+def _table(pool: StatePool, other: Tensor) -> Tensor:
+    return other if pool.mamba_v2p_table is None else pool.mamba_v2p_table.contiguous()

@@ -1,0 +1,42 @@
+"""What every launch on Ascend shares: grids, index tensors as kernels take them, and the limits of the kernels' own
+address arithmetic. Holds no kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_PROGRAMS = 32_768
+"""Programs of one launch; the device refuses more than 65,535, and each program walks a stride of work items."""
+MAX_OFFSET = 2**31
+"""Offsets inside one slot, tile or channel block are 32 bits wide in the kernels; bases are 64 bits wide."""
+
+
+def grid(items: int) -> tuple[int]:
+    """Programs for so many work items, at least one."""
+    return (max(1, min(items, MAX_PROGRAMS)),)
+
+
+def blocks(dim: int, block: int) -> int:
+    """Channel blocks that cover `dim` channels, at least one."""
+    return max(1, -(-dim // block))
+
+
+def indices(*given: Tensor | None) -> list[Tensor | None]:
+    """Index tensors as one kernel takes them: contiguous and of one dtype, int64 where they are mixed."""
+    dtypes = {tensor.dtype for tensor in given if tensor is not None}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.int64
+    return [None if tensor is None else tensor.to(dtype).contiguous() for tensor in given]
+
+
+def flags(given: Tensor) -> Tensor:
+    """A bool tensor as bytes over the same memory; a copy only where it is not contiguous."""
+    return given.contiguous().view(torch.int8)
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether every offset behind the first axis of each tensor stays below `MAX_OFFSET`."""
+    return all(
+        sum((extent - 1) * stride for extent, stride in zip(t.shape[1:], t.stride()[1:], strict=True)) < MAX_OFFSET
+        for t in tensors
+    )

@@ -1,0 +1,27 @@
+"""The plugin module of the `ascend` backend: the hooks of the chosen tier under the contract's names."""
+
+from __future__ import annotations
+
+from hwbackends.ascend import tier
+from hwbackends.ascend.probe import probe as _probe
+from hwbackends.ascend.tier import hook_origins as hook_origins
+from hwbackends.hookspecs import hookimpl
+from hwbackends.torch_ops import commit as torch_commit
+from hwbackends.torch_ops import epilogue
+
+metadata, conv, commit = tier.modules()
+
+probe = hookimpl(_probe)
+prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)
+prepare_extend_metadata = hookimpl(metadata.prepare_extend_metadata)
+prepare_target_verify_metadata = hookimpl(metadata.prepare_target_verify_metadata)
+prepare_draft_extend_metadata = hookimpl(metadata.prepare_draft_extend_metadata)
+conv_decode = hookimpl(conv.conv_decode)
+conv_extend = hookimpl(conv.conv_extend)
+conv_target_verify = hookimpl(conv.conv_target_verify)
+conv_draft_extend = hookimpl(conv.conv_draft_extend)
+update_mamba_state_after_mtp_verify = hookimpl(commit.update_mamba_state_after_mtp_verify)
+clear_slots = hookimpl(torch_commit.clear_slots)
+copy_slots = hookimpl(torch_commit.copy_slots)
+fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
+fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)
