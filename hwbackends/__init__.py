@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hwbackends.binding import Backend as Backend
     from hwbackends.errors import HwBackendsError as HwBackendsError
-    from hwbackends.registry import Backend as Backend
     from hwbackends.registry import backends as backends
     from hwbackends.registry import load as load
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Backend": "hwbackends.registry",
+    "Backend": "hwbackends.binding",
     "HwBackendsError": "hwbackends.errors",
     "backends": "hwbackends.registry",
     "load": "hwbackends.registry",
