@@ -29,6 +29,11 @@ class ConvOnlyLayer:
         """-1: no maximum."""
         return -1
 
+    @property
+    def drafted(self) -> int:
+        """Tokens of the last forward that `crop` may still take back, and the one before them."""
+        return self._tail
+
     def crop(self, tokens_to_remove: int) -> None:
         """Nothing: the conv state is rolled back by the cache as a whole."""
 
@@ -99,6 +104,11 @@ class ConvStateCache(Cache):
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether any token was computed."""
         return self._computed + self._pending > 0
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the last forward that `crop` may still take back, and the one before them."""
+        return self._tail
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the newest `-tokens_to_remove` tokens of the last forward.

@@ -72,11 +72,6 @@ class PrefixCache:
             return
         self._entries[key] = PrefixEntry(key, slot, saved)
 
-    def drop(self, slot: int) -> None:
-        """Give back a reserved slot that was not written."""
-        self._reserved.remove(slot)
-        self._allocator.free([slot])
-
     def clear(self) -> None:
         """Forget every prefix and free its slot."""
         self._allocator.free([entry.slot for entry in self._entries.values()])

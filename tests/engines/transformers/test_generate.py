@@ -1,0 +1,163 @@
+"""`model.generate` with our cache gives what it gives with the cache of Transformers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hwbackends
+from hwbackends.engines.transformers.cache import ConvStateCache
+from hwbackends.engines.transformers.tiny import tiny_model
+from hwbackends.errors import ArgumentError, UnsupportedError
+from tests.engines.transformers.scenes import LOGITS_BOUND, NEW_TOKENS, PROMPTS, answer, layouts, models
+
+
+def cache_for(model: Any, layout: str = "window", **settings: Any) -> ConvStateCache:
+    return ConvStateCache(model, hwbackends.load("reference"), layout=layout, **settings)  # type: ignore[arg-type]
+
+
+def generate(model: Any, ids: Tensor, cache: ConvStateCache, **kwargs: Any) -> Any:
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS, "do_sample": False, **kwargs}
+    return model.generate(ids, **{cache.spec.cache_argument: cache}, **given)
+
+
+@models
+@layouts
+def test_greedy_generation_gives_the_stock_tokens_and_logits(name: str, layout: str) -> None:
+    model = tiny_model(name, seed=3)
+    cache = cache_for(model, layout)
+    for prompt in (PROMPTS[0], PROMPTS[2], PROMPTS[8]):
+        cache.reset()
+        out = generate(model, torch.tensor([prompt]), cache, output_logits=True, return_dict_in_generate=True)
+        stock = answer(name, prompt)
+        assert out.sequences[0, len(prompt) :].tolist() == stock.tokens
+        difference = (torch.cat(out.logits) - stock.logits).abs().max().item()
+        assert difference <= LOGITS_BOUND
+
+
+@models
+@layouts
+def test_prompt_lookup_gives_the_stock_tokens(name: str, layout: str) -> None:
+    model = tiny_model(name, seed=3)
+    for prompt in (PROMPTS[0], PROMPTS[5], PROMPTS[8]):
+        cache = cache_for(model, layout, draft_tokens=5)
+        out = generate(model, torch.tensor([prompt]), cache, prompt_lookup_num_tokens=5)
+        assert out[0, len(prompt) :].tolist() == answer(name, prompt).tokens
+
+
+@models
+@layouts
+def test_an_assistant_that_is_often_right_gives_the_stock_tokens(name: str, layout: str) -> None:
+    """The assistant is the model with a little noise in its head, so that some drafts are kept and some taken back."""
+    model = tiny_model(name, seed=3, tie_word_embeddings=False)
+    prompt = torch.tensor([PROMPTS[5]])
+    stock = copy.deepcopy(model).generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
+    assistant = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        noise = torch.randn(assistant.lm_head.weight.shape, generator=generator)
+        assistant.lm_head.weight.add_(0.03 * noise)
+    cache = cache_for(model, layout)
+    kept: list[int] = []
+    removed: list[int] = []
+    crop = cache.crop
+
+    def note(tokens_to_remove: int) -> None:
+        kept.append(cache.drafted - 1 + tokens_to_remove)
+        removed.append(-tokens_to_remove)
+        crop(tokens_to_remove)
+
+    cache.crop = note  # type: ignore[method-assign]
+    out = generate(model, prompt, cache, assistant_model=assistant)
+    assert torch.equal(out, stock)
+    later = slice(1, None)  # the first forward holds the prompt too
+    assert max(kept[later]) > 0, "no draft was ever kept"
+    assert max(removed[later]) > 0, "no draft was ever taken back"
+
+
+@models
+def test_a_padded_batch_gives_the_stock_tokens(name: str) -> None:
+    model = tiny_model(name, seed=3)
+    ids = torch.zeros(3, 11, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate((11, 4, 1)):
+        ids[row, -length:] = torch.tensor(PROMPTS[8][:length])
+        mask[row, -length:] = 1
+    stock = copy.deepcopy(model).generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False)
+    assert torch.equal(generate(model, ids, cache_for(model, max_batch=3), attention_mask=mask), stock)
+
+
+def test_generation_continues_from_what_the_cache_holds() -> None:
+    model = tiny_model("inkling", seed=3)
+    cache = cache_for(model)
+    prompt = torch.tensor([PROMPTS[5]])
+    first = generate(model, prompt, cache, max_new_tokens=9)
+    second = generate(model, first, cache, max_new_tokens=NEW_TOKENS - 9)
+    assert second[0, prompt.shape[1] :].tolist() == answer("inkling", PROMPTS[5]).tokens
+
+
+def test_a_reset_cache_has_clean_slots() -> None:
+    model = tiny_model("lfm2", seed=3)
+    cache = cache_for(model)
+    generate(model, torch.tensor([PROMPTS[8]]), cache)
+    assert cache.has_previous_state()
+    cache.reset()
+    assert not cache.has_previous_state()
+    assert not any(tensor.any() for tensor in cache.pool.storages())
+
+
+def test_more_candidates_than_the_cache_can_take_back_are_refused() -> None:
+    model = tiny_model("lfm2", seed=3)
+    cache = cache_for(model, draft_tokens=1)
+    with pytest.raises(ArgumentError, match=r"crop: tokens_to_remove.*construct it with more draft_tokens"):
+        generate(model, torch.tensor([PROMPTS[8]]), cache, prompt_lookup_num_tokens=5)
+
+
+def test_a_crop_of_committed_tokens_is_refused() -> None:
+    model = tiny_model("lfm2", seed=3)
+    cache = cache_for(model)
+    generate(model, torch.tensor([PROMPTS[4]]), cache)
+    for removed in (-1, 1):
+        with pytest.raises(ArgumentError, match="tokens_to_remove"):
+            cache.crop(removed)
+
+
+def test_a_batch_beyond_the_caches_is_refused() -> None:
+    model = tiny_model("lfm2", seed=3)
+    with pytest.raises(ArgumentError, match="batch: got 3, wanted at most 2"):
+        generate(model, torch.tensor([PROMPTS[4]] * 3), cache_for(model, max_batch=2))
+
+
+def test_beams_are_refused() -> None:
+    model = tiny_model("lfm2", seed=3)
+    cache = cache_for(model, max_batch=2)
+    with pytest.raises(UnsupportedError, match="num_beams"):
+        generate(model, torch.tensor([PROMPTS[4]]), cache, num_beams=2, max_new_tokens=3)
+    with pytest.raises(UnsupportedError, match="repeats"):
+        cache.batch_repeat_interleave(2)
+    with pytest.raises(UnsupportedError, match="indices"):
+        cache.batch_select_indices(torch.tensor([0]))
+
+
+def test_a_half_precision_conv_rounds_where_the_stock_one_does() -> None:
+    """The stock module computes in float32 and rounds once; so does the hook, from a state of half the bytes."""
+    model = tiny_model("inkling", seed=3).to(torch.bfloat16)
+    for layer in model.model.layers:
+        layer.mlp_sconv.float()
+    stock, x = copy.deepcopy(model.model.layers[0].mlp_sconv), torch.randn(1, 9, 48, generator=_seeded()).bfloat16()
+    model.model.layers[0].self_attn.k_sconv.float()
+    cache = cache_for(model)
+    first = model.model.layers[0].self_attn.k_sconv
+    first(torch.zeros(1, 9, 16, dtype=torch.bfloat16), cache=cache)  # the first module of a forward begins the step
+    ours = model.model.layers[0].mlp_sconv(x, cache=cache)
+    assert cache.pool.conv_state("mlp", 0).tensor.dtype == torch.bfloat16
+    difference = (ours.float() - stock(x).float()).abs()
+    assert (difference <= 2**-8 * ours.float().abs() + 2**-20).all(), "more than one unit in the last place"
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
