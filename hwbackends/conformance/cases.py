@@ -3,7 +3,7 @@ one call of a hook with everything that is needed to judge it (`Call`). Sizes ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -347,12 +347,14 @@ class Rig:
         layer: int = 0,
         tail: int = 0,
         inputs: Inputs | None = None,
+        hook: Callable[..., Tensor] | None = None,
     ) -> Call:
         """Prepare (unless `metadata` is given) and run the conv hook of the batch's phase, over poisoned output.
 
         Args:
             x: [T, D] as float64, random small numbers by default; `tail` rows of NaN follow the step's tokens.
             inputs: how x, weight and out lie in memory.
+            hook: called instead of the phase's conv hook.
         """
         name = name or self.names[0]
         dim = self.shape.dims[self.names.index(name)]
@@ -365,7 +367,7 @@ class Rig:
         out = lay.out(base, x.shape)
         state = self.pool.conv_state(name, layer)
         before = self.snapshot()
-        hook = getattr(self.kit.hooks, CONV[batch.mode])
+        hook = hook or getattr(self.kit.hooks, CONV[batch.mode])
         taps = lay.weight(self, weights.taps)
         bias = None if weights.bias is None else self.kit.tensor(weights.bias, self.shape.dtype)
         y = hook(

@@ -1,0 +1,114 @@
+"""Fused epilogue: conv, addition to the residual stream, RMSNorm; state is that of the plain conv. Optional hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hwbackends.conformance import oracle
+from hwbackends.conformance.cases import Call, Req, Rig, Shape, Weights, judge_state, rig_for
+from hwbackends.conformance.kit import Kit
+from hwbackends.conformance.marks import cases, clauses
+from hwbackends.conformance.test_tolerance import random_histories, random_numbers, random_weights
+
+DIM, EPS = 37, 1e-5
+FUSED = {"decode": "fused_decode_add_rmsnorm", "target_verify": "fused_target_verify_add_rmsnorm"}
+REQUESTS = [Req(3, length=7), Req(-1), Req(1, length=2), Req(0), Req(9, length=12)]
+FORMS = [
+    (mode, layout, dtype) for dtype in ("bfloat16", "float32", "float16") for layout in ("window", "ring", "lazy")
+    for mode in FUSED
+]  # fmt: skip
+
+
+def _run(
+    kit: Kit, rig: Rig, batch: oracle.Batch, weights: Weights, x: oracle.Array, stream: oracle.Array, norm: oracle.Array
+) -> tuple[Call, Tensor]:
+    """The fused hook; returns the call and the residual stream after it, guard rows included."""
+    wide = kit.tensor(np.pad(stream, ((1, 1), (0, 0)), constant_values=np.nan), rig.shape.dtype)
+
+    def hook(*args: Any, **options: Any) -> Tensor:
+        taps = kit.tensor(norm, rig.shape.dtype)
+        found: Tensor = getattr(kit.hooks, FUSED[batch.mode])(*args, wide[1:-1], taps, EPS, **options)
+        return found
+
+    call = rig.run(batch, weights, x, hook=hook)
+    return call, kit.host(wide)
+
+
+def _bounds(call: Call, rig: Rig, stream: oracle.Array, norm: oracle.Array) -> tuple[Any, Any, Any, Any]:
+    """(h, its bound, out, its bound): errors of y and of float32 arithmetic, carried through the norm to first order."""
+    dtype, unit = rig.shape.dtype, oracle.WIDE(2.0) ** -24
+    h, out = oracle.add_rmsnorm(oracle.round_to(call.want.y, dtype), stream, norm, EPS)
+    error = call.want.bound + oracle.ulp(call.want.y, dtype) / 2 + unit * np.abs(h)
+    square = np.mean(h * h, axis=-1, keepdims=True)
+    spread = np.mean(2 * np.abs(h) * error + error**2, axis=-1, keepdims=True) + (DIM + 3) * unit * square
+    relative = spread / (2 * (square + EPS)) + 8 * unit
+    scale = np.abs(norm) / np.sqrt(square + EPS)
+    carried = scale * error + relative * np.abs(out)
+    return h, error + oracle.ulp(h, dtype) / 2, out, carried + oracle.ulp(np.abs(out) + carried, dtype) / 2
+
+
+@cases("mode, layout, dtype", FORMS, quick=2)
+@clauses("CS-FUSED-01", "CS-FUSED-02")
+def test_fused(kit: Kit, mode: str, layout: Any, dtype: str) -> None:
+    """The residual stream, the normed output, padded rows of both, and the state of the plain conv."""
+    kit.need(hooks=(FUSED[mode],), activation="silu")
+    rig = rig_for(kit, mode, Shape(layout, dtype, dims=(DIM,)))
+    random_histories(kit, rig, REQUESTS, mode)
+    batch = rig.batch(mode, REQUESTS)
+    x, stream = (random_numbers(kit, (batch.num_tokens, DIM), dtype) for _ in range(2))
+    norm = random_numbers(kit, (DIM,), dtype)
+    call, after = _run(kit, rig, batch, random_weights(kit, DIM, 4, dtype, residual=mode == "decode"), x, stream, norm)
+    live = np.concatenate([np.arange(r.start, r.start + r.tokens) for r in call.rows if not r.padded])
+    padded = np.setdiff1d(np.arange(batch.num_tokens), live)
+    h, h_bound, out, out_bound = _bounds(call, rig, stream, norm)
+    mine = after[1:-1].double().numpy()
+    kit.within("CS-FUSED-01", mine[live], h[live], h_bound[live], dtype, f"{mode}: residual stream")
+    kit.within(
+        "CS-FUSED-01", call.y.double().numpy()[live], out[live], out_bound[live], dtype, f"{mode}: normed output"
+    )
+    kit.equal("CS-FUSED-02", call.y.double().numpy()[padded], np.zeros((len(padded), DIM)), "padded outputs")
+    kit.equal("CS-FUSED-02", mine[padded], stream[padded], "residual stream of padded rows")
+    guards = bool(call.guards.isnan().all() and after[[0, -1]].isnan().all())
+    kit.check("CS-FUSED-02", guards, "memory around the output or the residual stream was written")
+    judge_state(kit, call, rig, own="CS-FUSED-02", others="CS-FUSED-02", drafts="CS-FUSED-02", padded="CS-FUSED-02")
+
+
+@cases("layout", ["window", "ring", "lazy"], quick=1)
+@clauses("CS-FUSED-03")
+def test_the_verify_form_gives_the_rows_of_the_decode_form(kit: Kit, layout: Any) -> None:
+    """N drafts at once against N fused decode steps, bit by bit."""
+    kit.need(hooks=tuple(FUSED.values()), activation="silu")
+    requests = [Req(3, length=7), Req(1, length=2), Req(9, length=12)]
+    shape = Shape(layout, "bfloat16", dims=(DIM,), drafts=3)
+    one, many = (rig_for(kit, "target_verify", shape) for _ in range(2))
+    random_histories(kit, one, requests, "target_verify")
+    many.copy_state(one)
+    weights, norm = random_weights(kit, DIM, 4, "bfloat16"), random_numbers(kit, (DIM,), "bfloat16")
+    x, stream = (random_numbers(kit, (3, 3, DIM), "bfloat16") for _ in range(2))
+    flat = x.reshape(9, DIM), stream.reshape(9, DIM)
+    call, after = _run(kit, one, one.batch("target_verify", requests), weights, *flat, norm)
+    judge_state(kit, call, one, own="CS-FUSED-03", drafts="CS-FUSED-03")
+    for t in range(3):
+        now = [Req(r.slot, length=r.length + t) for r in requests]
+        single, left = _run(kit, many, many.batch("decode", now), weights, x[:, t], stream[:, t], norm)
+        kit.same_bits("CS-FUSED-03", call.y[t::3], single.y, f"normed outputs of token {t}")
+        kit.same_bits("CS-FUSED-03", after[1:-1][t::3], left[1:-1], f"residual stream of token {t}")
+
+
+@clauses("CS-FUSED-02")
+def test_fused_with_no_live_row(kit: Kit) -> None:
+    """All rows padded: outputs 0, nothing else."""
+    kit.need(hooks=(FUSED["decode"],))
+    rig = rig_for(kit, "decode", Shape())
+    rig.history(6, 9)
+    batch = rig.batch("decode", [Req(0), Req(-1), Req(0)])
+    stream = kit.rng.integers(1, 9, (3, 5)).astype(float)
+    call, after = _run(kit, rig, batch, Weights(rig.taps()), rig.whole_numbers(3, 5), stream, np.ones(5))
+    kit.equal("CS-FUSED-02", call.y, np.zeros((3, 5)), "outputs")
+    kit.equal("CS-FUSED-02", after[1:-1], stream, "residual stream")
+    kit.check("CS-FUSED-02", torch.equal(call.after.isnan(), call.before.isnan()), "state changed")
+    judge_state(kit, call, rig, others="CS-FUSED-02", padded="CS-FUSED-02")
