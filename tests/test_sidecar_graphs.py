@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.errors import GraphLimitError, SlotError
-from hwbackends.metadata import PADDED, ForwardMode, StepBatch
+from hwbackends.metadata import PADDED, ForwardMode, StepBatch, StepMetadata
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import Layout, StatePool
 from hwbackends.testing.guards import frozen_addresses, no_alloc, no_sync
@@ -236,6 +236,7 @@ class Prefill:
     y: Tensor
     weight: Tensor
     graph: Graph
+    metadata: StepMetadata
 
 
 def capture_prefill(layout: Layout, device: str = "cpu") -> Prefill:
@@ -254,7 +255,7 @@ def capture_prefill(layout: Layout, device: str = "cpu") -> Prefill:
     graph = graph_for(device)
     with graph.capture():
         y = sidecar.conv_state_metadata(6).conv("k", x, weight)
-    return Prefill(sidecar, pool, x, y, weight, graph)
+    return Prefill(sidecar, pool, x, y, weight, graph, sidecar.conv_state_metadata(6).metadata)
 
 
 @devices
@@ -275,6 +276,10 @@ def test_a_full_prefill_graph_reads_what_was_prepared_out_of_graph(layout: Layou
         wanted = eager.conv_state_metadata(6).conv("k", case.x[: batch.num_tokens], case.weight)
         assert torch.equal(case.y[: batch.num_tokens], wanted)
         assert not case.y[batch.num_tokens :].any(), "tokens behind the live ones are 0"
+        baked = case.metadata
+        assert baked.query_start_loc[batch.num_reqs :].eq(batch.num_tokens).all(), "rows behind have no tokens"
+        assert baked.cache_indices[batch.num_reqs :].eq(PADDED).all()
+        assert baked.seq_idx[batch.num_tokens :].eq(PADDED).all()
         assert same(state_of(case.pool), state_of(twin))
 
 

@@ -146,6 +146,34 @@ def test_a_map_that_changes_between_steps_is_translated_anew() -> None:
     assert pool.mamba_index_mapping[3] == 2 + OFFSET, "the engine's own map stays virtual"
 
 
+def test_a_commit_goes_to_where_the_slot_lies_by_then() -> None:
+    pool, translate = virtual_pool(), PythonTranslation()
+    sidecar = make_sidecar(pool, translate=translate)
+    sidecar.init_forward_metadata(verify([5]))
+    x, weight = inputs(3)
+    sidecar.conv_state_metadata(6).conv("k", x, weight)
+    translate.offset -= 5  # the engine compacted its pool: slot 1 moved to slot 6
+    before = pool.conv_streams["k"][1, 1].clone()
+    sidecar.update_mamba_state_after_mtp_verify(torch.tensor([5]), torch.tensor([2]))
+    assert torch.equal(pool.conv_streams["k"][1, 6], x)
+    assert torch.equal(pool.conv_streams["k"][1, 1], before)
+
+
+def test_padding_stays_padding_whatever_the_translation_makes_of_it() -> None:
+    sidecar = make_sidecar(make_pool(), translate=lambda slots: slots + 1)
+    track = {"mamba_track_mask": torch.ones(4, dtype=torch.bool), "mamba_track_indices": torch.tensor([8, 0, -1, 5])}
+    sidecar.init_forward_metadata(decode([5, 7, -1, 3], **track))
+    metadata = sidecar.conv_state_metadata(2).metadata
+    assert metadata.cache_indices.tolist() == [2, -1, -1, 3], "request row 7 maps to slot 0"
+    assert metadata.mamba_track_indices.tolist() == [9, -1, -1, 6]
+
+
+def test_launch_plans_over_the_virtual_map_are_not_shared_with_the_physical_one() -> None:
+    pool = virtual_pool()
+    assert make_sidecar(pool, translate=PythonTranslation()).pool.cache is not pool.cache
+    assert make_sidecar(pool).pool is pool
+
+
 def test_translation_buffers_grow_with_the_metadata_before_a_capture() -> None:
     sidecar = make_sidecar(virtual_pool(), translate=PythonTranslation())
     tracked = {"mamba_track_mask": torch.ones(7, dtype=torch.bool), "mamba_track_indices": torch.arange(21, 28)}
