@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from hwbackends.engines.transformers.models import AttentionShape, ModelSpec, describe
 from hwbackends.engines.transformers.patches import patch_model
@@ -29,16 +29,56 @@ class ConvOnlyLayer:
         """-1: no maximum."""
         return -1
 
-    @property
-    def drafted(self) -> int:
-        """Tokens of the last forward that `crop` may still take back, and the one before them."""
-        return self._tail
-
     def crop(self, tokens_to_remove: int) -> None:
         """Nothing: the conv state is rolled back by the cache as a whole."""
 
-    def reset(self) -> None:
-        """Nothing: the conv state is reset by the cache as a whole."""
+
+class WindowLayer(DynamicLayer):
+    """Keys and values of one sliding-window layer. What slid out is dropped before the next tokens come, not after, so
+    that `crop` finds everything that it may need."""
+
+    is_sliding = True
+
+    def __init__(self, sliding_window: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sliding_window = sliding_window
+        self._dropped = 0
+
+    @property
+    def _stored(self) -> int:
+        # before the first tokens Transformers keeps an empty tensor of another rank
+        return self.keys.shape[2] if self.keys is not None and self.keys.dim() == 4 else 0
+
+    def _keep(self, part: slice) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, part], self.values[:, :, part]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append [batch, heads, tokens, head_dim]; return what these tokens may see."""
+        excess = self._stored - (self.sliding_window - 1)
+        if excess > 0:
+            self._keep(slice(excess, None))
+            self._dropped += excess
+        seen: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+        return seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that the next `query_length` tokens see, and the position of the first one."""
+        kept = min(self._stored, self.sliding_window - 1)
+        return kept + query_length, self.get_seq_length() - kept
+
+    def get_seq_length(self) -> int:
+        """Tokens so far, dropped ones counted."""
+        return self._dropped + self._stored
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.sliding_window
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the newest `-tokens_to_remove` tokens."""
+        if tokens_to_remove:
+            self._keep(slice(tokens_to_remove))
 
 
 class ConvStateCache(Cache):
@@ -72,8 +112,7 @@ class ConvStateCache(Cache):
     ) -> None:
         self.spec = describe(model)
         patch_model(model)
-        depth = 1 + max([*self.spec.attention, *self.spec.conv_layers])
-        super().__init__(layers=[_layer(self.spec.attention.get(index)) for index in range(depth)])
+        super().__init__(layers=_layers(self.spec))
         self._window = draft_tokens + 1
         self._max_batch = max_batch
         device = next(model.parameters()).device
@@ -131,7 +170,7 @@ class ConvStateCache(Cache):
 
     def reset(self) -> None:
         """Forget everything; the cache serves another text."""
-        super().reset()  # type: ignore[no-untyped-call]
+        self.layers = _layers(self.spec)
         self._computed = self._head = self._tail = self._pending = 0
         slots = torch.arange(1, self.pool.num_slots, device=self.pool.device)
         self._backend.clear_slots(self.pool, slots)
@@ -210,12 +249,18 @@ class ConvStateCache(Cache):
         self._head = self._tail = self._pending = 0
 
 
-def _layer(shape: AttentionShape | None) -> Any:
-    if shape is None:
-        return ConvOnlyLayer()
-    if shape.sliding_window is None:
-        return DynamicLayer()  # type: ignore[no-untyped-call]
-    return DynamicSlidingWindowLayer(shape.sliding_window)
+def _layers(spec: ModelSpec) -> list[Any]:
+    """A fresh place for each layer of the model."""
+
+    def layer(shape: AttentionShape | None) -> Any:
+        if shape is None:
+            return ConvOnlyLayer()
+        if shape.sliding_window is None:
+            return DynamicLayer()  # type: ignore[no-untyped-call]
+        return WindowLayer(shape.sliding_window)
+
+    depth = 1 + max([*spec.attention, *spec.conv_layers])
+    return [layer(spec.attention.get(index)) for index in range(depth)]
 
 
 def _pool(spec: ModelSpec, layout: Layout, batch: int, draft_token_num: int, device: torch.device) -> StatePool:
