@@ -90,17 +90,28 @@ class Launch:
         unaligned = self._aligned and any(tensor.data_ptr() & 15 for tensor in tensors)
         if unaligned or interpreting() or not hasattr(compiled, "packed_metadata"):
             return
+        self._keep(compiled, dependent, tensors[0].get_device())
+        if "PDL" in self._constants and not dependent and dependent_launch():
+            # loading a module is not allowed in a capture, so the other form is made ready now
+            other = self._entry(tensors, True, scalars, warmup=True)
+            self._keep(other, True, tensors[0].get_device())
+
+    def _keep(self, compiled: Any, dependent: bool, device: int) -> None:
         constants = self._constants | ({"PDL": True} if dependent else {})
-        handles = (compiled.run, compiled.function, compiled.packed_metadata, tensors[0].get_device())
+        handles = (compiled.run, compiled.function, compiled.packed_metadata, device)
         self._compiled[dependent] = (*handles, tuple(constants.values()))
 
-    def _entry(self, tensors: Sequence[Tensor], dependent: bool, scalars: tuple[int | float, ...]) -> Any:
+    def _entry(
+        self, tensors: Sequence[Tensor], dependent: bool, scalars: tuple[int | float, ...], warmup: bool = False
+    ) -> Any:
         if interpreting():
             return self._kernel[(self._grid,)](*tensors, *scalars, **self._constants)
         constants, options = self._constants, self._options
         if dependent:
             constants, options = constants | {"PDL": True}, options | {"launch_pdl": True}
         with torch.cuda.device(tensors[0].device):
+            if warmup:
+                return self._kernel.warmup(*tensors, *scalars, grid=(self._grid,), **constants, **options)
             return self._kernel[(self._grid,)](*tensors, *scalars, **constants, **options)
 
 
@@ -135,7 +146,7 @@ _chains: dict[int, Chain] = {}
 
 def current_chain() -> Chain | None:
     """The chain of the current stream while it is captured on a device with dependent launch; else None."""
-    if interpreting() or not torch.cuda.is_current_stream_capturing() or not _dependent_launch():
+    if interpreting() or not torch.cuda.is_current_stream_capturing() or not dependent_launch():
         return None
     stream = torch.cuda.current_stream().cuda_stream
     chain = _chains.get(stream)
@@ -154,7 +165,8 @@ def note_change() -> None:
         chain.written.clear()
 
 
-def _dependent_launch() -> bool:
+def dependent_launch() -> bool:
+    """Whether the device has programmatic dependent launch and nobody switched it off (HWBACKENDS_CUDA_PDL=0)."""
     if os.environ.get("HWBACKENDS_CUDA_PDL", "1") == "0":
         return False
     return torch.cuda.get_device_capability()[0] >= 9

@@ -1,0 +1,42 @@
+"""`hwbackends bench`: measures this machine's GPU and writes JSON, a Markdown table and a plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--sglang", type=click.Path(exists=True, path_type=Path), help="Folder of an unpacked SGLang wheel.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
+@click.option("--quick", is_flag=True, help="Small sizes alone.")
+@click.option("--only", multiple=True, help="Cases whose name holds this word; may be given more than once.")
+def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) -> None:
+    """Measure the cuda backend on this device, against its floor and, with --sglang, against SGLang's kernels."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise click.ClickException("torch is not installed; pip install 'hwbackends[cuda]'") from error
+    if not torch.cuda.is_available():
+        raise click.ClickException("torch sees no CUDA device; the benchmark measures GPUs")
+    from hwbackends.bench import report
+    from hwbackends.bench.session import Session
+
+    peer = None
+    if sglang is not None:
+        from hwbackends.bench.peers.sglang import Sglang
+
+        peer = Sglang(sglang)
+    results = Session(peer, quick, only).run()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "table.md").write_text(report.table(results))
+    try:
+        report.plot(results, out / "plot.png")
+    except ModuleNotFoundError:
+        click.echo("matplotlib is not installed: no plot", err=True)
+    click.echo(report.table(results))
+    for name in results["failures"]:
+        click.echo(f"failed: {name}", err=True)

@@ -1,0 +1,104 @@
+"""Results as JSON, as a Markdown table and as a plot. Everything here works on plain numbers; nothing is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hwbackends.bench.sizes import TARGETS
+
+Row = dict[str, Any]
+
+
+def fastest_peer(row: Row) -> tuple[str, float] | None:
+    """SGLang's fastest path of a row."""
+    peers = {n: t["us"] for n, t in row["contenders"].items() if n.startswith("sglang") and "us" in t}
+    if row["work"].startswith("verify step"):
+        peers = {n: us for n, us in peers.items() if n == "sglang"}
+    return min(peers.items(), key=lambda item: item[1]) if peers else None
+
+
+def ratio(row: Row) -> float | None:
+    """Ours over SGLang's fastest path."""
+    peer, ours = fastest_peer(row), row["contenders"].get("ours", {}).get("us")
+    return None if peer is None or ours is None else ours / peer[1]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The comparison as a Markdown table."""
+    lines = [
+        f"{results['device']}, driver {results['driver']}, torch {results['torch']}, triton {results['triton']}, "
+        f"commit {results['commit']}.",
+        f"Copy {results['floor']['copy_bytes_per_s'] / 1e12:.2f} TB/s; empty launch in a graph "
+        f"{results['floor']['empty_us']:.2f} us, dependent {results['floor']['empty_dependent_us']:.2f} us.",
+        "",
+        "| work | size | ours (us) | launches | floor (us) | SGLang (us) | its path | launches | ratio | target |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for row in results["rows"]:
+        lines.append(_line(row))
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    ours = row["contenders"].get("ours", {})
+    peer = fastest_peer(row)
+    reached, wanted = ratio(row), TARGETS.get((row["work"], row["size"]))
+    cells = [
+        row["work"],
+        str(row["size"]),
+        _number(ours.get("us")),
+        _number(ours.get("launches")),
+        _number(row.get("floor_us")),
+        _number(peer[1] if peer else None),
+        peer[0].removeprefix("sglang").strip() if peer else "",
+        _number(row["contenders"][peer[0]].get("launches") if peer else None),
+        "" if reached is None else f"**{reached:.2f}**" if wanted is None or reached <= wanted else f"{reached:.2f}",
+        "" if wanted is None else f"{wanted:.2f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
+
+
+PANELS = (
+    ("decode ring", "Decode conv, D = 4096"),
+    ("verify ring", "Verify conv, 4 drafts, D = 4096"),
+    ("conv, add, RMSNorm", "Conv + add + RMSNorm, decode"),
+    ("extend", "Prefill conv with snapshots (tokens)"),
+)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Time against batch size, SGLang, ours and the floor, one panel per work."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(17, 4.2))
+    for axis, (work, title) in zip(axes, PANELS, strict=True):
+        rows = [row for row in results["rows"] if row["work"] == work]
+        sizes = [row["size"] for row in rows]
+        theirs = [peer[1] if (peer := fastest_peer(row)) else float("nan") for row in rows]
+        ours = [row["contenders"].get("ours", {}).get("us", float("nan")) for row in rows]
+        floors = [row.get("floor_us", float("nan")) for row in rows]
+        axis.plot(sizes, theirs, "o-", color="#c44e52", label="SGLang 0.5.23, fastest path")
+        axis.plot(sizes, ours, "o-", color="#4c72b0", label="hwbackends")
+        axis.plot(sizes, floors, "--", color="#8c8c8c", label="floor: bytes / copy bandwidth, empty launch")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel("tokens" if work == "extend" else "requests")
+        axis.grid(alpha=0.3, which="both")
+    axes[0].set_ylabel("microseconds per call, in a graph")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=3, frameon=False)
+    figure.suptitle(results["device"], fontsize=11)
+    figure.tight_layout(rect=(0, 0.08, 1, 0.98))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
