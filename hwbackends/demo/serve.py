@@ -256,7 +256,7 @@ def _inspect(result: DemoResult, runner: PackedRunner, before: dict[str, int]) -
     """What the run must not have done: resolve metadata twice, move a buffer, leak a slot, miss a rollback."""
     counters = runner.counters
     forwards = sum(counters.by_mode.values())
-    asked = counters.conv_calls / max(1, forwards)
+    asked = runner.conv_calls / max(1, forwards)
     detail = f"{counters.resolutions} for {forwards} steps; {asked:g} modules asked per step"
     result.checks.append(Check("metadata resolved once per step", counters.resolutions == forwards, detail))
     after = runner.addresses()

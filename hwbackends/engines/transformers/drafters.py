@@ -6,45 +6,70 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.errors import ArgumentError
+from hwbackends.state import StatePool
 
 
-class Drafter(Protocol):
-    """Proposes drafts for a verify step.
+@dataclass(frozen=True, slots=True)
+class DrafterHost:
+    """What a runner lends its drafter.
 
     Attributes:
-        needs_hidden: whether `observe` wants the model's last hidden states.
+        model: the model that verifies.
+        backend: the bound backend.
+        pool: the model's state pool; parts of a drafter share its slots and map.
+        max_batch: requests that run at once.
+        max_len: tokens of one request, at most.
+        chunk_size: tokens of a prompt per step, at most.
+        draft_tokens: drafts per verify step, at most.
     """
 
-    needs_hidden: bool
+    model: Any
+    backend: Any
+    pool: StatePool
+    max_batch: int
+    max_len: int
+    chunk_size: int
+    draft_tokens: int
+
+
+class Drafter:
+    """Proposes drafts for verify steps; subclasses say how.
+
+    Attributes:
+        needs_hidden: whether `observe` wants the model's last hidden states of every token. Prefixes are not shared
+            then: nobody kept the hidden states of theirs.
+    """
+
+    needs_hidden = False
+
+    def attach(self, host: DrafterHost) -> None:
+        """A runner takes this drafter; called once, before anything else."""
 
     def propose(self, requests: Sequence[Request], count: int) -> list[list[int]]:
         """At most `count` draft tokens for each request, in order; fewer or none are padded."""
-        ...
+        raise NotImplementedError
 
-    def observe(self, requests: Sequence[Request], starts: Sequence[int], hidden: Sequence[Tensor]) -> None:
-        """After a step, where `needs_hidden`: hidden states [tokens, D] that each request keeps, from its start on."""
-        ...
+    def observe(self, requests: Sequence[Request], hidden: Sequence[Tensor]) -> None:
+        """After a step, where `needs_hidden`: hidden states [tokens, D] of what each request computed for good."""
 
     def finish(self, request: Request) -> None:
-        """The request left; forget it."""
-        ...
+        """The request left, whatever its state; forget it."""
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Proposes what followed the last occurrence of the newest tokens (prompt lookup).
 
     Args:
         longest: longest run of tokens that is looked for; shorter ones are tried next.
         shortest: shortest run that counts as a match.
     """
-
-    needs_hidden = False
 
     def __init__(self, longest: int = 3, shortest: int = 1) -> None:
         if not 1 <= shortest <= longest:
@@ -63,14 +88,8 @@ class NGramDrafter:
                     return list(tokens[start + size : start + size + count])
         return []
 
-    def observe(self, requests: Sequence[Request], starts: Sequence[int], hidden: Sequence[Tensor]) -> None:
-        """Nothing to learn from hidden states."""
 
-    def finish(self, request: Request) -> None:
-        """Nothing is kept per request."""
-
-
-class SeededDrafter:
+class SeededDrafter(Drafter):
     """Proposes the known answer, with one token spoiled at a seeded place, so that every accepted count occurs.
 
     Counts are drawn without replacement from a shuffled 0..N and start over when all were drawn: N + 1 verify steps
@@ -81,8 +100,6 @@ class SeededDrafter:
         vocab_size: tokens are below it.
         seed: seed of the draws.
     """
-
-    needs_hidden = False
 
     def __init__(self, answers: Mapping[int, Sequence[int]], vocab_size: int, seed: int = 0) -> None:
         self.answers = answers
@@ -109,12 +126,6 @@ class SeededDrafter:
             self._bag.extend(fresh)
         index = next(i for i, value in enumerate(self._bag) if value <= most)
         return self._bag.pop(index)
-
-    def observe(self, requests: Sequence[Request], starts: Sequence[int], hidden: Sequence[Tensor]) -> None:
-        """Nothing to learn from hidden states."""
-
-    def finish(self, request: Request) -> None:
-        """Nothing is kept per request."""
 
 
 def missing_counts(requests: Sequence[Request], drafts: int) -> list[int]:

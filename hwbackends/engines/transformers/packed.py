@@ -25,11 +25,13 @@ class Segment:
         row: request row.
         start: tokens of the request that are computed already.
         tokens: this step's token ids.
+        tail: padded tokens behind them, for steps in which every request has the same extent.
     """
 
     row: int
     start: int
     tokens: Sequence[int]
+    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def pack(segments: Sequence[Segment], spec: ModelSpec, max_len: int, padded: int
     Args:
         segments: one per live request.
         max_len: rows of the key/value store per request row.
-        padded: T; tokens behind the segments are token 0 at position 0 and attend the scratch row alone.
+        padded: T; padded tokens are token 0 at position 0 and attend the scratch row alone.
     """
     tokens: list[int] = []
     position: list[Tensor] = []
@@ -75,20 +77,20 @@ def pack(segments: Sequence[Segment], spec: ModelSpec, max_len: int, padded: int
     for index, segment in enumerate(segments):
         count, end = len(segment.tokens), segment.start + len(segment.tokens)
         base = 1 + segment.row * max_len
-        tokens.extend(segment.tokens)
-        context = torch.arange(end)
-        position.append(context[segment.start :])
-        write.append(context[segment.start :] + base)
+        tokens.extend([*segment.tokens, *[0] * segment.tail])
+        context, nothing = torch.arange(end), torch.zeros(segment.tail, dtype=torch.int64)
+        position += [context[segment.start :], nothing]
+        write += [context[segment.start :] + base, nothing + SCRATCH]
+        owner += [torch.full((count,), index), nothing - 1]
         read.append(context + base)
         kv_position.append(context)
-        owner.append(torch.full((count,), index))
         kv_owner.append(torch.full((end,), index))
     tail = padded - len(tokens)
     tokens.extend([0] * tail)
-    zeros = torch.zeros(tail, dtype=torch.int64)
-    position.append(zeros)
-    write.append(zeros + SCRATCH)
-    owner.append(zeros - 1)
+    nothing = torch.zeros(tail, dtype=torch.int64)
+    position.append(nothing)
+    write.append(nothing + SCRATCH)
+    owner.append(nothing - 1)
     host = [torch.tensor(tokens), *(torch.cat(part) for part in (position, write, read, kv_position, owner, kv_owner))]
     ids, q_position, kv_write, kv_read, k_position, q_owner, k_owner = (part.to(device) for part in host)
     masks = _masks(q_position, k_position, q_owner, k_owner, spec)

@@ -12,9 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hwbackends.engines.transformers.drafters import Drafter
+from hwbackends.engines.transformers.convs import SidecarConvs
+from hwbackends.engines.transformers.drafters import Drafter, DrafterHost
 from hwbackends.engines.transformers.graphs import MetadataGraphs, Record, StepRow
-from hwbackends.engines.transformers.models import ModelSpec, describe
+from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
 from hwbackends.engines.transformers.patches import patch_model
 from hwbackends.engines.transformers.prefixes import PrefixCache
@@ -87,29 +88,11 @@ class StepReport:
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """Counts over a runner's life: steps, metadata resolutions, and conv modules that asked for metadata."""
+    """Counts over a runner's life: steps (idle ones too), metadata resolutions, and steps by forward mode."""
 
     steps: int = 0
     resolutions: int = 0
-    conv_calls: int = 0
     by_mode: dict[str, int] = field(default_factory=dict)
-
-
-class SidecarConvs:
-    """Runs the convs of patched modules through the sidecar's handle of their layer."""
-
-    def __init__(self, sidecar: ConvStateSidecar, spec: ModelSpec, counters: RunnerCounters) -> None:
-        self._sidecar, self._spec, self._counters = sidecar, spec, counters
-
-    def conv(
-        self, layer_idx: int, conv_idx: int, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
-    ) -> Tensor:
-        """The conv of one module over x [T, D]."""
-        self._counters.conv_calls += 1
-        handle = self._sidecar.conv_state_metadata(layer_idx)
-        stream = self._spec.stream_names[layer_idx, conv_idx]
-        out: Tensor = handle.conv(stream, x, weight, bias, activation=None, residual=residual)
-        return out
 
 
 class PackedRunner:
@@ -155,15 +138,16 @@ class PackedRunner:
         # a verify step may write drafts behind the last position of a request
         self._row_len = settings.max_len + settings.draft_tokens
         self.store = KeyValueStore(self.spec, settings.max_batch, self._row_len, dtype, self.device)
-        self.cache = PackedCache(self.store, SidecarConvs(self.sidecar, self.spec, self.counters))
+        self._convs = SidecarConvs(self.sidecar, self.spec)
+        self.cache = PackedCache(self.store, self._convs)
         self.graphs = self._make_graphs(record)
         self.requests: list[Request] = []
         self.running: list[Request] = []
         self._waiting: list[Request] = []
         self._free_rows = list(range(settings.max_batch))
         self._hidden: Tensor | None = None
-        if self.drafter is not None and self.drafter.needs_hidden:
-            self.model.get_decoder().register_forward_hook(self._keep_hidden)
+        if self.drafter is not None:
+            self._attach(self.drafter, backend)
 
     def _check_model_length(self) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
@@ -191,6 +175,13 @@ class PackedRunner:
         self.sidecar.init_graph_state(settings.max_batch, settings.max_tokens, max(1, settings.draft_token_num))
         graphs.capture()
         return graphs
+
+    def _attach(self, drafter: Drafter, backend: Any) -> None:
+        limits = self.settings
+        sizes = (limits.max_batch, limits.max_len, limits.chunk_size, limits.draft_tokens)
+        drafter.attach(DrafterHost(self.model, backend, self.pool, *sizes))
+        if drafter.needs_hidden:
+            self.model.get_decoder().register_forward_hook(self._keep_hidden)
 
     def _keep_hidden(self, module: nn.Module, args: object, output: Any) -> None:
         self._hidden = output.last_hidden_state[0]
@@ -273,7 +264,8 @@ class PackedRunner:
         request.row = self._free_rows.pop()
         request.state = RequestState.RUNNING
         self.pool.mamba_index_mapping[request.row] = request.slot
-        entry = self.prefixes.find(request.prompt)
+        fresh = self.drafter is not None and self.drafter.needs_hidden
+        entry = None if fresh else self.prefixes.find(request.prompt)
         if entry is not None:
             entry.readers += 1
             request.source = entry
@@ -357,7 +349,8 @@ class PackedRunner:
         ends = [request.computed + count == request.length for request, count in plan]
         last = torch.tensor([count for _, count in plan]).cumsum(0) - 1
         logits = self._forward(step, last.to(self.device))
-        self._observe([request for request, _ in plan], [count for _, count in plan], [c for _, c in plan])
+        counts = [count for _, count in plan]
+        self._observe([request for request, _ in plan], counts, counts)
         for row, (request, count) in enumerate(plan):
             request.computed += count
             request.steps += 1
@@ -491,7 +484,7 @@ class PackedRunner:
         for count, keep in zip(counts, kept, strict=True):
             parts.append(self._hidden[offset : offset + keep])
             offset += count
-        self.drafter.observe(requests, kept, parts)
+        self.drafter.observe(requests, parts)
 
     def _reserve_track(self, request: Request, count: int) -> int:
         """A track slot if this step ends exactly on a chunk boundary, else the padding value."""
@@ -511,6 +504,11 @@ class PackedRunner:
             self.prefixes.publish(slot, request.span(0, boundary), self.store.save(request.row, boundary))
 
     # checks
+
+    @property
+    def conv_calls(self) -> int:
+        """Conv modules that asked for metadata so far."""
+        return self._convs.calls
 
     def addresses(self) -> dict[str, int]:
         """Address of every tensor that a recorded graph may hold."""

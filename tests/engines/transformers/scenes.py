@@ -64,10 +64,12 @@ def record(launch: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def make_runner(name: str, drafter: Drafter | None = None, recorded: bool = True, **settings: Any) -> PackedRunner:
-    """A runner over a fresh model with the stock model's weights."""
+def make_runner(
+    name: str, drafter: Drafter | None = None, recorded: bool = True, model: Any = None, **settings: Any
+) -> PackedRunner:
+    """A runner over a fresh model with the stock model's weights, or over `model`."""
     chosen = {"max_batch": 4, "max_len": 96, "chunk_size": CHUNK, "keep_logits": True, **settings}
-    model = tiny_model(name, seed=3)
+    model = tiny_model(name, seed=3) if model is None else model
     backend = hwbackends.load("reference")
     return PackedRunner(model, backend, RunnerSettings(**chosen), drafter, record if recorded else None)
 
