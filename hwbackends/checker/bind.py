@@ -24,6 +24,7 @@ class Mismatch(NamedTuple):
     excess: int = 0  # positional arguments beyond the last parameter
     twice: tuple[str, ...] = ()  # filled by position and by keyword
     capacity: int = 0  # positional parameters a caller can fill
+    swallowed: tuple[str, ...] = ()  # keywords that only a catch-all takes which nothing reads; no rejection
 
     @property
     def rejects(self) -> bool:
@@ -60,9 +61,7 @@ def _missing(signature: Signature, passed: Passed, fillable: tuple[str, ...]) ->
     given = set(passed.keywords)
     rest: tuple[str, ...] = () if passed.star else fillable[passed.npos :]
     required = [
-        name
-        for name in rest
-        if name not in signature.defaults and (name not in given or name in signature.posonly)
+        name for name in rest if name not in signature.defaults and (name not in given or name in signature.posonly)
     ]
     required += [name for name in signature.kwonly if name not in signature.defaults and name not in given]
     return tuple(required)

@@ -168,7 +168,11 @@ class Dispatcher:
                 return True
             for member in self.program.own_members(item, name):
                 value = member.binding[2]
-                if value is not None and value[0] == "F" and ((member.owner[0], value[1]), name) not in self._super_calls:
+                if (
+                    value is not None
+                    and value[0] == "F"
+                    and ((member.owner[0], value[1]), name) not in self._super_calls
+                ):
                     return False
         return True
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,9 +11,13 @@ from . import platforms
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
 from .findings import Finding, Place, ordinal
-from .infer import Context, Inference, last_name
+from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr
 from .program import Program, Ref
+
+
+# A method name that is not everybody's: two words at least, and no dunder.
+_TELLING = re.compile(r"^_?[a-zA-Z0-9]+_[a-zA-Z0-9_]*[a-zA-Z0-9]$")
 
 
 class Verdict(NamedTuple):
@@ -32,6 +37,7 @@ class Rejection(NamedTuple):
     accepting: tuple[Verdict, ...]
     count: int
     complete: bool
+    untyped: bool  # the candidates were found by name alone
     doubtful: bool  # the receiver is probably not what its declaration says
 
 
@@ -44,12 +50,18 @@ class Drift:
         self.inference.link_classes()
         self.dispatcher = Dispatcher(self.inference)
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
+        self._inner_calls: dict[Ref, set[str]] = defaultdict(set)
+        self.accepted: Counter[Ref] = Counter()
+        self._verdicts: dict[tuple[object, ...], Verdict] = {}
+        self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
         self._index_calls()
 
     def _index_calls(self) -> None:
         for index, file in enumerate(self.program.files):
             for raw in file.facts.calls:
                 func = raw[3]
+                if func[0] == "a" and func[1][0] in "ai":
+                    self._inner_calls[(index, raw[1])].add(func[2])
                 if func[0] == "a" and func[1][0] == "c" and func[1][1] == ("n", "super"):
                     self.dispatcher.note_super_call((index, raw[1]), func[2])
                 if raw[6] is not None or raw[7] is not None:
@@ -75,34 +87,97 @@ class Drift:
         sites: dict[Ref, set[tuple[int, int]]] = defaultdict(set)
         for item in rejections:
             sites[item.verdict.target.ref].add((item.file, item.call.line))
-        return [self.finding(item, confidence(item, len(sites[item.verdict.target.ref]))) for item in rejections]
+        weighed = []
+        for item in rejections:
+            ref = item.verdict.target.ref
+            weighed.append((item, confidence(item, len(sites[ref]), self.accepted[ref])))
+        return self.findings(weighed)
 
     def check_call(self, file: int, call: Call) -> list[Rejection]:
         if self.catches_type_error(file, call.guard):
             return []
         context = self.inference.context((file, call.scope), call.line, call.guard)
         reach = self.dispatcher.reach(call, context)
+        if not reach.candidates and reach.untyped and call.func[0] == "a":
+            reach = self.by_name(call, file)
         return self.rejections(file, call, context, reach) if reach.candidates else []
+
+    def by_name(self, call: Call, file: int) -> Reach:
+        """For a receiver of unknown type: every method of that name, where the name says enough by itself."""
+        name = call.func[2]
+        nothing = Reach([], False, True)
+        if not _TELLING.match(name) or self.program.files[file].is_test:
+            return nothing
+        found = []
+        for ref in self.program.methods_named.get(name, ()):
+            scope = self.program.scope(ref)
+            kind = method_kind(scope)
+            if kind == "property":
+                return nothing
+            if scope.signature is None or self.program.files[ref[0]].is_test or self.dispatcher.changes_signature(ref):
+                continue
+            owner = (ref[0], scope.parent)
+            found.append(Candidate(ref, scope.signature, 0 if kind == "static" else 1, owner, scope.stub, exact=False))
+        return Reach(found, False, True) if len(found) <= 60 else nothing
 
     def rejections(self, file: int, call: Call, context: Context, reach: Reach) -> list[Rejection]:
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
         verdicts = [self.verdict(c, passed) for c in reach.candidates]
-        if not any(v.mismatch.rejects for v in verdicts):
+        for verdict in verdicts:
+            if not verdict.mismatch.rejects and not reach.untyped:
+                self.accepted[verdict.target.ref] += 1
+        verdicts += self.swallowing(verdicts, passed) if len(verdicts) > 1 and call.keywords else []
+        faulty = [v for v in verdicts if v.mismatch.rejects or v.mismatch.swallowed]
+        if not faulty:
             return []
-        verdicts = [v for v in verdicts if self.reachable(v.candidate, file, call, context, v.mismatch)]
-        accepting = tuple(v for v in verdicts if not v.mismatch.rejects)
-        rejecting = tuple(v for v in verdicts if v.mismatch.rejects and not v.target.stub)
+        faulty = [
+            v for v in faulty if not v.target.stub and self.reachable(v.candidate, file, call, context, v.mismatch)
+        ]
+        accepting = tuple(
+            v for v in verdicts if not (v.mismatch.rejects or v.mismatch.swallowed)
+            and self.reachable(v.candidate, file, call, context, v.mismatch)
+        )  # fmt: skip
+        # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
+        narrow = bool(accepting) and any(v.candidate.declared for v in faulty)
         return [
-            Rejection(file, call, v, accepting, len(rejecting), reach.complete,
-                      self.doubtful(v, accepting, reach, call, passed, context))
-            for v in rejecting
+            Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
+                      narrow or self.doubtful(v, accepting, reach, call, passed, context))
+            for v in faulty
         ]  # fmt: skip
 
+    def swallowing(self, verdicts: list[Verdict], passed: Passed) -> list[Verdict]:
+        """Definitions whose unread ``**kwargs`` takes a keyword that a sibling, otherwise alike, names and reads."""
+        found = []
+        for verdict in verdicts:
+            target = verdict.target
+            scope = self.program.scope(target.ref)
+            if verdict.mismatch.rejects or not target.signature.kwarg or target.signature.kwarg not in scope.unread:
+                continue
+            lost = leftover(target.signature, passed, target.skip).keywords
+            if lost and any(self._names(other, target, lost) for other in verdicts):
+                found.append(verdict._replace(mismatch=Mismatch(swallowed=lost)))
+        return found
+
+    def _names(self, other: Verdict, target: Candidate, lost: tuple[str, ...]) -> bool:
+        candidate = other.target
+        if other.mismatch.rejects or candidate.ref == target.ref or not self.related(candidate, target):
+            return False
+        unread = self.program.scope(candidate.ref).unread
+        return lags(target, candidate, set(lost)) and not set(lost) & set(unread)
+
     def doubtful(
-        self, verdict: Verdict, accepting: tuple[Verdict, ...], reach: Reach, call: Call, passed: Passed, context: Context
+        self,
+        verdict: Verdict,
+        accepting: tuple[Verdict, ...],
+        reach: Reach,
+        call: Call,
+        passed: Passed,
+        context: Context,
     ) -> bool:
         """Signs that the call is meant for something else than its receiver's declared type offers."""
         target = verdict.target
+        if reach.untyped:
+            return bool(accepting) and not any(self.related(target, v.target) for v in accepting)
         if not accepting:
             return not verdict.candidate.exact and self._accepted_elsewhere(last_name(call.func), passed, target)
         related = [v for v in accepting if self.related(target, v.target)]
@@ -110,11 +185,30 @@ class Drift:
             "forward", "__call__",
         ):  # fmt: skip
             return not related
-        if verdict.candidate.declared:
-            return True  # what the receiver is declared as rejects the call, only something below accepts it
+        if self._asks_receiver(call, context):
+            return True
+        if (
+            self._delegates(target.ref, call)
+            and self.program.scope((context.file, context.scope)).name == call.func[-1]
+        ):
+            return True  # one wrapper of the family calls what it wraps, which is no wrapper
         if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
-            return len(reach.candidates) > 2 and self._chosen_by_name(call, context)
+            rejected = len(reach.candidates) - len(accepting)
+            return rejected > len(accepting) or len(reach.candidates) > 2 and self._chosen_by_name(call, context)
         return False
+
+    def _asks_receiver(self, call: Call, context: Context) -> bool:
+        """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""
+        if call.func[0] != "a" or call.func[1] in (("n", "self"), ("n", "cls")):
+            return False
+        return any(
+            test is not None and _reads_attribute(test, call.func[1])
+            for test, _ in self.inference.chain(context.file, call.guard)
+        )
+
+    def _delegates(self, ref: Ref, call: Call) -> bool:
+        """Whether a method hands on to the same method of something it holds."""
+        return call.func[-1] in self._inner_calls[ref]
 
     def related(self, left: Candidate, right: Candidate) -> bool:
         """Whether two methods' classes share a class of the trees."""
@@ -137,13 +231,17 @@ class Drift:
         )
 
     def verdict(self, candidate: Candidate, passed: Passed, depth: int = 0) -> Verdict:
-        prefix = candidate.prefix
-        keywords = tuple(dict.fromkeys((*passed.keywords, *prefix.keywords)))
-        total = passed._replace(npos=passed.npos + prefix.npos, keywords=keywords)
-        mismatch = bind(candidate.signature, total, candidate.skip)
-        if mismatch.rejects or depth > 4:
+        """Whether a candidate takes what is passed; remembered, because families are asked the same often."""
+        mismatch = bind(candidate.signature, _with_prefix(candidate, passed), candidate.skip)
+        if mismatch.rejects or depth > 3 or candidate.ref not in self.forwards:
             return Verdict(candidate, candidate, mismatch)
-        return self._forwarded(candidate, total, depth) or Verdict(candidate, candidate, mismatch)
+        key = (candidate.ref, candidate.skip, candidate.owner, candidate.prefix, passed)
+        known = self._verdicts.get(key)
+        if known is None:
+            self._verdicts[key] = known = Verdict(candidate, candidate, mismatch)  # where forwarders form a circle
+            known = self._forwarded(candidate, _with_prefix(candidate, passed), depth) or known
+            self._verdicts[key] = known
+        return known
 
     def _forwarded(self, candidate: Candidate, passed: Passed, depth: int) -> Verdict | None:
         """Follow ``*args, **kwargs`` to what they are handed to; None where that accepts or cannot be seen."""
@@ -163,23 +261,28 @@ class Drift:
     def _forwarded_call(
         self, candidate: Candidate, call: Call, rest: object, passed: Passed, popped: tuple[str, ...], depth: int
     ) -> Verdict | None:
-        file = candidate.ref[0]
         signature = candidate.signature
         positional = rest.npos if call.star == signature.vararg and call.star else 0  # type: ignore[attr-defined]
         handed = tuple(k for k in rest.keywords if k not in popped) if call.kwstar == signature.kwarg else ()  # type: ignore[attr-defined]
         unknown_star = call.star is not None and (call.star != signature.vararg or passed.star)
         unknown_kwstar = call.kwstar is not None and (call.kwstar != signature.kwarg or passed.kwstar)
         onward = Passed(call.npos + positional, call.keywords + handed, unknown_star, unknown_kwstar)
-        context = self.inference.context(candidate.ref, call.line, call.guard, candidate.owner)
-        if self.catches_type_error(file, call.guard):
-            return None
-        reach = self.dispatcher.reach(call, context._replace(exact=candidate.owner is not None))
-        if not reach.candidates or not reach.complete:
+        reach = self._reach_behind(candidate, call)
+        if reach is None or not reach.candidates or not reach.complete or len(reach.candidates) > 12:
             return None
         verdicts = [self.verdict(c, onward, depth + 1) for c in reach.candidates]
         if all(v.mismatch.rejects and not v.target.stub for v in verdicts):
             return verdicts[0]._replace(candidate=candidate)
         return None
+
+    def _reach_behind(self, candidate: Candidate, call: Call) -> Reach | None:
+        key = (candidate.ref, candidate.owner, id(call))
+        if key not in self._handed_to:
+            context = self.inference.context(candidate.ref, call.line, call.guard, candidate.owner)
+            caught = self.catches_type_error(candidate.ref[0], call.guard)
+            exact = context._replace(exact=candidate.owner is not None)
+            self._handed_to[key] = None if caught else self.dispatcher.reach(call, exact)
+        return self._handed_to[key]
 
     # -- reachability -------------------------------------------------------------------------------------------
 
@@ -298,19 +401,43 @@ class Drift:
 
     # -- findings -----------------------------------------------------------------------------------------------
 
-    def finding(self, item: Rejection, confidence: str) -> Finding:
-        file, call, verdict, accepting = item.file, item.call, item.verdict, item.accepting
-        mismatch, target = verdict.mismatch, verdict.target
-        missing = missing_names(mismatch, target, call, [v.target for v in accepting])
-        rule = rule_of(mismatch, bool(accepting))
-        scope = self.program.scope(target.ref)
-        definition = Place(self.program.files[target.ref[0]].path, scope.line, scope.qualname)
-        place = Place(self.program.files[file].path, call.line)
-        message = describe(rule, definition, place, mismatch, missing, last_name(call.func))
-        return Finding(rule, "error", confidence, message, missing, definition, place)
+    def findings(self, weighed: list[tuple[Rejection, str]]) -> list[Finding]:
+        """One finding for a definition and a call; one for a call alone where many definitions, or a guess, reject it."""
+        grouped: dict[tuple[object, ...], list[tuple[Rejection, str]]] = defaultdict(list)
+        for item, level in weighed:
+            alone = () if item.untyped or item.count > 3 else (item.verdict.target.ref,)
+            grouped[(item.file, item.call.line, item.call.func, level, *alone)].append((item, level))
+        return [self.finding([item for item, _ in group], group[0][1]) for group in grouped.values()]
+
+    def finding(self, items: list[Rejection], confidence: str) -> Finding:
+        item = items[0]
+        mismatch, target = item.verdict.mismatch, item.verdict.target
+        missing = missing_names(mismatch, target, item.call, [v.target for v in item.accepting])
+        rule = rule_of(mismatch, bool(item.accepting))
+        definition = self.place(target.ref)
+        place = Place(self.program.files[item.file].path, item.call.line)
+        also = tuple(dict.fromkeys(self.place(other.verdict.target.ref) for other in items[1:]))
+        message = describe(rule, definition, place, mismatch, missing, last_name(item.call.func))
+        if also:
+            message += (
+                f" {len(also)} more reject this call: {', '.join(f'{p.name} ({p.file}:{p.line})' for p in also)}."
+            )
+        return Finding(rule, "error", confidence, message, missing, definition, place, also)
+
+    def place(self, ref: Ref) -> Place:
+        scope = self.program.scope(ref)
+        return Place(self.program.files[ref[0]].path, scope.line, scope.qualname)
 
 
-def confidence(item: Rejection, sites: int) -> str:
+def _with_prefix(candidate: Candidate, passed: Passed) -> Passed:
+    prefix = candidate.prefix
+    if not prefix.npos and not prefix.keywords:
+        return passed
+    keywords = tuple(dict.fromkeys((*passed.keywords, *prefix.keywords)))
+    return passed._replace(npos=passed.npos + prefix.npos, keywords=keywords)
+
+
+def confidence(item: Rejection, sites: int, accepted: int) -> str:
     """How likely a rejection is a fault and not a second protocol under one name.
 
     Drift leaves a definition that resembles its siblings and rejects few calls; a protocol of its own has other
@@ -319,13 +446,36 @@ def confidence(item: Rejection, sites: int) -> str:
     if item.doubtful or set(item.verdict.mismatch.unknown) & set(item.verdict.target.prefix.keywords):
         return "low"
     if not item.accepting:
+        if item.untyped:
+            return "medium" if sites < 3 and item.count > 1 and _mostly_known(item) else "low"
         return "high" if item.complete else "medium"
-    if item.count > 3 and item.count > len(item.accepting):
+    if sites > 4 or (sites > 2 and not accepted):
         return "low"
-    likeness = max(similarity(item.verdict.target, other.target) for other in item.accepting)
-    if likeness < 0.5 or sites > 4 or item.count > 2 * len(item.accepting):
+    if item.verdict.mismatch.swallowed:
+        return "medium"
+    target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
+    if not item.verdict.mismatch.missing and any(lags(target, other.target, unknown) for other in item.accepting):
+        return "high" if item.complete else "medium"
+    if item.verdict.mismatch.excess > 2:
+        return "low"
+    likeness = max(similarity(target, other.target) for other in item.accepting)
+    if likeness < 0.5 or item.count > 3 and item.count > len(item.accepting):
         return "low"
     return "high" if item.complete and likeness >= 0.6 else "medium"
+
+
+def _mostly_known(item: Rejection) -> bool:
+    """Whether at least two keywords, and more than those that do not fit, name parameters of the definition."""
+    signature = item.verdict.target.signature
+    known = set(item.call.keywords) & {*signature.positional, *signature.kwonly}
+    return len(known) > max(1, len(item.verdict.mismatch.unknown) + len(item.verdict.mismatch.missing))
+
+
+def lags(behind: Candidate, ahead: Candidate, unknown: set[str]) -> bool:
+    """Whether one definition is the other without exactly the keywords that a call passes: it missed a change."""
+    a = {*behind.signature.positional[behind.skip :], *behind.signature.kwonly}
+    b = {*ahead.signature.positional[ahead.skip :], *ahead.signature.kwonly}
+    return bool(unknown) and a | unknown == b
 
 
 def similarity(left: Candidate, right: Candidate) -> float:
@@ -337,6 +487,8 @@ def similarity(left: Candidate, right: Candidate) -> float:
 
 def rule_of(mismatch: Mismatch, others_accept: bool) -> str:
     """The definition is at fault where another one accepts the call; else the call is."""
+    if mismatch.swallowed:
+        return "HWB108"
     if mismatch.unknown:
         return "HWB101" if others_accept else "HWB105"
     if mismatch.missing and not mismatch.excess:
@@ -344,11 +496,9 @@ def rule_of(mismatch: Mismatch, others_accept: bool) -> str:
     return "HWB103"
 
 
-def missing_names(
-    mismatch: Mismatch, target: Candidate, call: Call, accepting: list[Candidate]
-) -> tuple[str, ...]:
+def missing_names(mismatch: Mismatch, target: Candidate, call: Call, accepting: list[Candidate]) -> tuple[str, ...]:
     """The names that do not fit; a surplus position is named after the parameter that another definition has there."""
-    names = [*mismatch.unknown, *mismatch.missing, *mismatch.twice]
+    names = [*mismatch.unknown, *mismatch.missing, *mismatch.twice, *mismatch.swallowed]
     own = (*target.signature.positional, *target.signature.kwonly)
     for position in range(call.npos - mismatch.excess, call.npos):
         name = next(
@@ -369,10 +519,14 @@ def describe(
     parts = []
     if mismatch.unknown:
         parts.append(f"does not take {_listed(mismatch.unknown)}")
+    if mismatch.swallowed:
+        parts.append(f"loses {_listed(mismatch.swallowed)} in a **kwargs that nothing reads")
     if mismatch.missing:
         parts.append(f"requires {_listed(mismatch.missing)}, which the call omits")
     if mismatch.excess:
-        parts.append(f"takes {mismatch.capacity} positional arguments, the call passes {mismatch.capacity + mismatch.excess}")
+        parts.append(
+            f"takes {mismatch.capacity} positional arguments, the call passes {mismatch.capacity + mismatch.excess}"
+        )
     if mismatch.twice:
         parts.append(f"gets {_listed(mismatch.twice)} both by position and by keyword")
     fix = {
@@ -381,6 +535,7 @@ def describe(
         "HWB103": f"align the parameters of {definition.name} with the call",
         "HWB105": f"remove {_listed(missing)} from the call, or add it to {definition.name}",
         "HWB106": f"pass {_listed(missing)} in the call",
+        "HWB108": f"name {_listed(missing)} in {definition.name}",
     }.get(rule, "make both agree")
     where = f"{definition.name} ({definition.file}:{definition.line})"
     return f"{where} {' and '.join(parts)}; called as {called} at {call.file}:{call.line}. Fix: {fix}."
@@ -403,6 +558,13 @@ def _asks_signature(expr: Expr | None) -> bool:
     return expr[0] in "ai" and _asks_signature(expr[1])
 
 
+def _reads_attribute(test: Expr, receiver: Expr) -> bool:
+    """``receiver.kind == ...`` and ``receiver.can_x()``, but not ``receiver is not None`` or ``isinstance``."""
+    if test[0] == "a" and test[1] == receiver:
+        return True
+    return any(_reads_attribute(part, receiver) for part in _parts(test))
+
+
 def _has_string(test: Expr) -> bool:
     return test[0] == "s" or any(_has_string(part) for part in _parts(test))
 
@@ -422,7 +584,7 @@ def _parts(test: Expr) -> Iterator[Expr]:
             yield from (part for part in item if isinstance(part, tuple) and part)
 
 
-def check_drift(program: Program) -> list[Finding]:
+def check_drift(program: Program, jobs: int = 1) -> list[Finding]:
     """All findings of drift mode, in order of place."""
     found = {finding.sort_key: finding for finding in Drift(program).check()}
     return [found[key] for key in sorted(found, key=repr)]

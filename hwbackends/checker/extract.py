@@ -187,10 +187,18 @@ class Extractor:
         )
         self.scopes.append(
             Scope(
-                "c", node.name, self._qualname(node.name), self.scope, node.lineno, self.guard, {},
+                "c",
+                node.name,
+                self._qualname(node.name),
+                self.scope,
+                node.lineno,
+                self.guard,
+                {},
                 tuple(self.expr(d) for d in node.decorator_list),
                 bases=tuple(self.annotation(b) for b in node.bases),
-                class_keywords=keywords, attributes={}, fields=_fields(node.body),
+                class_keywords=keywords,
+                attributes={},
+                fields=_fields(node.body),
             )  # fmt: skip
         )
         self._bind(node.name, node.lineno, ("K", index))
@@ -522,7 +530,9 @@ class Extractor:
             self.walk(keyword.value)
         self.walk(func)
         self._note_pop(node)
-        if self._wanted(func):
+        if isinstance(func, ast.Name) and func.id in ("type", "setattr") and len(node.args) == 3:
+            self._note_made(func.id, node.args)
+        if self._wanted(func, bool(node.keywords)):
             described = self.expr(func)
             if described is not None:
                 self.calls.append(
@@ -537,6 +547,17 @@ class Extractor:
             return kwstar
         return value.id if isinstance(value, ast.Name) and kwstar is None else ""
 
+    def _note_made(self, name: str, args: list[ast.expr]) -> None:
+        """``setattr(X, "m", f)`` and the members of ``type("X", bases, {"m": f})``."""
+        if name == "setattr":
+            owner, key = self.expr(args[0]), args[1]
+            if owner is not None and isinstance(key, ast.Constant) and isinstance(key.value, str):
+                self.patches.append((self.scope, self.guard, owner, key.value, self.expr(args[2])))
+        elif isinstance(args[2], ast.Dict):
+            for key_node, value in zip(args[2].keys, args[2].values, strict=True):
+                if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
+                    self.patches.append((self.scope, self.guard, ("?",), key_node.value, self.expr(value)))
+
     def _note_pop(self, node: ast.Call) -> None:
         func = node.func
         if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)):
@@ -546,14 +567,16 @@ class Extractor:
         elif func.attr in ("update", "clear", "setdefault", "popitem", "pop"):
             self.edits[-1].add(func.value.id)
 
-    def _wanted(self, func: ast.expr) -> bool:
+    def _wanted(self, func: ast.expr, keywords: bool) -> bool:
         """False for callees that cannot be defined in the trees: builtins' methods and names of other packages."""
         if isinstance(func, ast.Name):
             return func.id not in _UNINTERESTING and func.id not in self.external_names
         if not isinstance(func, ast.Attribute):
             return isinstance(func, ast.Call)
-        if func.attr in _UNINTERESTING:
-            return False
+        if func.attr in _UNINTERESTING and not keywords:
+            own = isinstance(func.value, ast.Name) and func.value.id == self.self_name[-1]
+            if not own and not isinstance(func.value, ast.Call):
+                return False
         root: ast.expr = func.value
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -585,9 +608,7 @@ class Extractor:
         func = self.expr(node.func, depth + 1)
         if func is None:
             return None
-        args = tuple(
-            self.expr(a.value if isinstance(a, ast.Starred) else a, depth + 2) for a in node.args[:3]
-        )
+        args = tuple(self.expr(a.value if isinstance(a, ast.Starred) else a, depth + 2) for a in node.args[:3])
         keywords = tuple(k.arg or "**" for k in node.keywords)
         return ("c", func, args, len(node.args), keywords)
 
@@ -773,7 +794,10 @@ def _ignores(source: bytes) -> dict[int, tuple[str, ...]]:
         match = _IGNORE.search(line)
         if match:
             listed = (match.group(1) or b"").decode("ascii", "replace")
-            found[number] = tuple(part.strip() for part in listed.split(",") if part.strip())
+            rules = tuple(part.strip() for part in listed.split(",") if part.strip())
+            found[number] = rules
+            if line.lstrip().startswith(b"#"):  # a comment of its own speaks for the line below it
+                found.setdefault(number + 1, rules)
     return found
 
 
@@ -785,6 +809,4 @@ def extract(tree: ast.Module, source: bytes, external: Callable[[str], bool]) ->
     """
     extractor = Extractor(external)
     extractor.module(tree)
-    return FileFacts(
-        extractor.scopes, extractor.calls, extractor.guards, extractor.patches, _ignores(source)
-    )
+    return FileFacts(extractor.scopes, extractor.calls, extractor.guards, extractor.patches, _ignores(source))

@@ -72,7 +72,9 @@ def _link(
         if not inside:
             problems.append(Problem(entry.path, 1, "symbolic link leads out of the tree; not followed"))
         elif target in seen or real_root.startswith(target):
-            if entry.path.startswith(target + os.sep) or os.path.realpath(os.path.dirname(entry.path)).startswith(target):
+            if entry.path.startswith(target + os.sep) or os.path.realpath(os.path.dirname(entry.path)).startswith(
+                target
+            ):
                 problems.append(Problem(entry.path, 1, "symbolic link loop; not followed"))
         # A link to a directory elsewhere in the tree: its files are listed there already.
     elif is_python and not inside:

@@ -228,7 +228,12 @@ class Inference:
         if context.guard < 0:
             return values
         for test, holds in self.chain(context.file, context.guard):
-            if test is None or test[0] != "c" or test[1] != ("n", "isinstance") or len(test[2]) < 2:
+            if test is None or test[0] != "c" or len(test[2]) < 2:
+                continue
+            if test[1] == ("n", "issubclass"):
+                values = self._narrowed_class(expr, test, holds, values, context)
+                continue
+            if test[1] != ("n", "isinstance"):
                 continue
             if test[2][0] != expr or test[2][1] is None:
                 continue
@@ -241,6 +246,14 @@ class Inference:
                 return frozenset(("I", ref, False) for ref in kinds)
             values = frozenset(v for v in values if not (v[0] == "I" and set(self.program.mro(v[1])) & kinds))
         return values
+
+    def _narrowed_class(self, expr: Expr, test: Expr, holds: bool, values: Values, context: Context) -> Values:
+        if test[2][0] != expr or test[2][1] is None:
+            return values
+        kinds = self._classes(test[2][1], context)
+        if kinds is None:
+            return values
+        return frozenset(v for v in values if v[0] != "C" or bool(set(self.program.mro(v[1])) & kinds) == holds)
 
     def _classes(self, expr: Expr, context: Context) -> set[Ref] | None:
         outer = context._replace(guard=-1)
@@ -450,7 +463,9 @@ class Inference:
 
     def _generic(self, expr: Expr, context: Context) -> Values:
         head = last_name(expr[1])
-        args = expr[2] if isinstance(expr[2], tuple) and (not expr[2] or not isinstance(expr[2][0], str)) else (expr[2],)
+        args = (
+            expr[2] if isinstance(expr[2], tuple) and (not expr[2] or not isinstance(expr[2][0], str)) else (expr[2],)
+        )
         if head in ("Optional", "Union"):
             return frozenset().union(*(self.annotated(arg, context) for arg in args))
         if head in ("Type", "type"):
@@ -681,6 +696,11 @@ class Inference:
         declared = self.annotated(scope.return_annotation, Context(ref[0], scope.parent, 0, -1, owner))
         informative = any(v[0] in "ICEZ" for v in declared)
         result = declared if informative else self._returned(ref, owner, declared)
+        if informative and method_kind(scope) == "property":
+            # A property that hands out what its own class constructs is more exact than its declared base.
+            held = self._returned(ref, None, ANY) if owner is None else self._returned_by(ref, owner)
+            if held and all(v[0] == "I" and v[2] for v in held):
+                result = held
         self._return_memo[key] = result
         return result
 
@@ -690,7 +710,9 @@ class Inference:
             scope = self.program.scope(item)
             line = scope.line + 100_000
             for guard, expr in scope.returns[:30]:
-                found |= self.evaluate(expr, Context(item[0], item[1], line, guard, owner or self.enclosing_class(item)))
+                found |= self.evaluate(
+                    expr, Context(item[0], item[1], line, guard, owner or self.enclosing_class(item))
+                )
             if len(found) > _LIMIT:
                 return ANY
         useful = frozenset(v for v in found if v[0] not in "UX")
@@ -698,6 +720,13 @@ class Inference:
         if len(inner) > 1 or (inner and UNKNOWN in found):
             return ANY  # a factory: which of its functions comes back depends on the arguments
         return useful or declared or ANY
+
+    def _returned_by(self, ref: Ref, owner: Ref) -> Values:
+        scope = self.program.scope(ref)
+        found: set[Value] = set()
+        for guard, expr in scope.returns:
+            found |= self.evaluate(expr, Context(ref[0], ref[1], scope.line + 100_000, guard, owner))
+        return frozenset(found)
 
     def _overrides(self, ref: Ref, owner: Ref | None) -> list[Ref]:
         if owner is None:

@@ -24,7 +24,8 @@ def of_definition(parts: tuple[str, ...], class_name: str) -> str | None:
     """The hardware that a definition is written for, from its folder, file and class name; None for shared code."""
     for part in reversed(parts[-6:]):
         for word in part.split("_"):
-            if word in _ALIASES and not (word == "cpu" and part != "cpu"):
+            # "cuda" names the code that other platforms inherit; "cpu" is a word of its own ("cpu_offload").
+            if word in _ALIASES and word != "cuda" and (word != "cpu" or part == "cpu"):
                 return _ALIASES[word]
     for word in _WORD.findall(class_name.replace("_", " ")):
         name = word.lower()

@@ -143,7 +143,9 @@ class Program:
     def mro(self, ref: Ref) -> tuple[Ref, ...]:
         if ref not in self._mro:
             self._mro[ref] = (ref,)  # a cycle of bases ends here
-            merged = _merge([list(self.mro(base)) for base in self.bases.get(ref, ())] + [list(self.bases.get(ref, ()))])
+            merged = _merge(
+                [list(self.mro(base)) for base in self.bases.get(ref, ())] + [list(self.bases.get(ref, ()))]
+            )
             self._mro[ref] = (ref, *(item for item in merged if item != ref))
         return self._mro[ref]
 

@@ -1,0 +1,134 @@
+"""What earlier runs found out, keyed by content alone: facts per file, and findings per set of files.
+
+A key holds the digest of every file, of the checker's own source and the interpreter's version, so nothing stale can
+be read; a damaged cache is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import marshal
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .findings import Finding, Place
+from .model import Problem
+
+if TYPE_CHECKING:
+    from .contract import HookContract
+
+Ignores = dict[str, dict[int, tuple[str, ...]]]
+
+
+@lru_cache(maxsize=1)
+def _own_digest() -> bytes:
+    """The checker's source and the interpreter: another version of either reads no old entry."""
+    digest = hashlib.blake2b(sys.version.encode(), digest_size=16)
+    folder = os.path.dirname(__file__)
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py"):
+            with open(os.path.join(folder, name), "rb") as stream:
+                digest.update(stream.read())
+    return digest.digest()
+
+
+class Store:
+    """One folder of cache files; ``directory`` None keeps nothing."""
+
+    def __init__(self, directory: str | None, roots: list[str]) -> None:
+        self.directory = directory
+        names = "\0".join(os.path.realpath(root) for root in roots)
+        self._trees = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+    def result_key(
+        self, sources: list[tuple[str, bytes]], contract: HookContract | None, problems: list[Problem]
+    ) -> str:
+        digest = hashlib.blake2b(_own_digest(), digest_size=16)
+        digest.update(repr(contract).encode())
+        digest.update(repr(problems).encode("utf-8", "surrogateescape"))
+        for path, content in sources:
+            digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + content)
+        return digest.hexdigest()
+
+    def result(self, key: str) -> tuple[list[Finding], Ignores] | None:
+        """The findings of a run over exactly these contents."""
+        data = self._load(f"findings-{key}.json")
+        if data is None:
+            return None
+        try:
+            raw = json.loads(data)
+            findings = [_finding(item) for item in raw["findings"]]
+            ignores = {p: {int(n): tuple(r) for n, r in lines.items()} for p, lines in raw["ignores"].items()}
+        except (ValueError, KeyError, TypeError):
+            return None
+        return findings, ignores
+
+    def keep_result(self, key: str, findings: list[Finding], ignores: Ignores) -> None:
+        text = json.dumps({"findings": findings, "ignores": ignores})
+        self._save(f"findings-{key}.json", text.encode("utf-8", "surrogateescape"))
+
+    def facts(self, tops: frozenset[str]) -> dict[bytes, bytes]:
+        """Facts by the digest of the file they came from; empty when the trees' import names changed."""
+        data = self._load(f"facts-{self._trees}.bin")
+        if data is None or data[:32] != self._facts_head(tops):
+            return {}
+        try:
+            loaded = marshal.loads(data[32:])
+        except (ValueError, EOFError, TypeError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
+    def keep_facts(
+        self, tops: frozenset[str], known: dict[bytes, bytes], fresh: dict[bytes, bytes], used: Iterable[bytes]
+    ) -> None:
+        if self.directory is None:
+            return
+        merged = known | fresh
+        alive = {digest: merged[digest] for digest in used if digest in merged}
+        self._save(f"facts-{self._trees}.bin", self._facts_head(tops) + marshal.dumps(alive))
+
+    def _facts_head(self, tops: frozenset[str]) -> bytes:
+        names = "\0".join(sorted(tops)).encode("utf-8", "surrogateescape")
+        return _own_digest() + hashlib.blake2b(names, digest_size=16).digest()
+
+    def _load(self, name: str) -> bytes | None:
+        if self.directory is None:
+            return None
+        try:
+            with open(os.path.join(self.directory, name), "rb") as stream:
+                return stream.read()
+        except OSError:
+            return None
+
+    def _save(self, name: str, data: bytes) -> None:
+        """Write beside and rename, so that a reader never sees half a file; a full disk costs only the cache."""
+        if self.directory is None:
+            return
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=self.directory)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+            os.replace(temporary, os.path.join(self.directory, name))
+        except OSError:
+            return
+
+
+def _finding(item: list[object]) -> Finding:
+    rule, severity, confidence, message, missing, definition, call, also = item
+    return Finding(
+        str(rule), str(severity), str(confidence), str(message), tuple(missing),  # type: ignore[arg-type]
+        Place(*definition) if definition else None, Place(*call) if call else None,  # type: ignore[misc]
+        tuple(Place(*place) for place in also),  # type: ignore[attr-defined]
+    )  # fmt: skip
+
+
+def default_directory() -> str:
+    """``$XDG_CACHE_HOME/hwbackends`` or ``~/.cache/hwbackends``."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "hwbackends")

@@ -1,0 +1,115 @@
+"""The command ``hwbackends check``: options in, report out, exit status 0 (clean), 1 (findings) or 2 (could not run)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .rules import RULES, explain
+
+_FORMATS = ("text", "json", "sarif", "github")
+
+
+@click.command()
+@click.argument("trees", nargs=-1, type=click.Path())
+@click.option(
+    "--contract", metavar="FILE", help="Check the hooks that this YAML file names. Default: our own contract."
+)
+@click.option("--drift", is_flag=True, default=None, help="Check every call of the trees, without a contract.")
+@click.option("--format", "format_", type=click.Choice(_FORMATS), help="How to print findings. Default: text.")
+@click.option("--select", multiple=True, metavar="RULES", help="Only these rules (HWB101,HWB2 or ALL). Repeatable.")
+@click.option("--ignore", multiple=True, metavar="RULES", help="All but these rules. Repeatable.")
+@click.option("--confidence", type=click.Choice(["low", "medium", "high"]), help="Least confidence. Default: medium.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out matching paths. Repeatable.")
+@click.option("--baseline", metavar="FILE", help="Hide the findings that this file lists.")
+@click.option("--update-baseline", is_flag=True, help="Write the findings of this run to the baseline; exit 0.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
+@click.option("--cache-dir", metavar="DIR", help="Where the cache lies. Default: the user's cache folder.")
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes. Default: one for each core.")
+@click.option("--config", metavar="FILE", help="A pyproject.toml. Default: the nearest one.")
+@click.option("--explain", metavar="RULE", help="Print what a rule finds, with examples, and stop.")
+def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
+    """Find definitions and calls whose signatures drifted apart, from source alone.
+
+    Nothing in TREES is imported or run. Several trees are checked together: an engine and a vendor's package.
+    """
+    if explain is not None:
+        _explain(explain)
+        return
+    try:
+        status = _run(list(trees), options)
+    except (ValueError, OSError) as error:
+        click.echo(f"hwbackends check: {error}", err=True)
+        status = 2
+    sys.exit(status)
+
+
+def _explain(name: str) -> None:
+    rule = RULES.get(name.upper())
+    if rule is None:
+        click.echo(f"hwbackends check: no rule is called {name!r}; rules are {', '.join(RULES)}", err=True)
+        sys.exit(2)
+    click.echo(explain(rule))
+
+
+def _run(trees: list[str], options: dict[str, Any]) -> int:
+    from . import engine, suppress
+    from .config import read_config
+    from .report import FORMATS
+
+    config = read_config(Path.cwd(), options["config"])
+    trees = trees or list(config.get("trees", ["."]))
+    for tree in trees:
+        if not os.path.lexists(tree):
+            raise ValueError(f"{tree}: no such file or folder")
+    selection = _selection(options, config)
+    selection.rules()  # an unknown rule is an error before any work
+    baseline_path = options["baseline"] or config.get("baseline")
+    if options["update_baseline"] and not baseline_path:
+        raise ValueError("--update-baseline wants --baseline FILE")
+    baseline = suppress.read_baseline(baseline_path) if baseline_path else None
+    outcome = engine.run(trees, _engine_options(options, config))
+    if options["update_baseline"]:
+        shown = suppress.apply(outcome.findings, selection, outcome.ignores, suppress.Counter())
+        suppress.write_baseline(baseline_path, shown.findings)
+        click.echo(f"{len(shown.findings)} findings written to {baseline_path}", err=True)
+        return 0
+    shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline or suppress.Counter())
+    text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)
+    if text:
+        click.echo(text)
+    return 1 if shown.findings else 0
+
+
+def _selection(options: dict[str, Any], config: dict[str, Any]) -> Any:
+    from .suppress import LEVELS, Selection
+
+    confidence = options["confidence"] or config.get("confidence", "medium")
+    if confidence not in LEVELS:
+        raise ValueError(f"confidence is one of {', '.join(LEVELS)}, got {confidence!r}")
+    select = _split(options["select"]) or tuple(config.get("select", ()))
+    ignore = _split(options["ignore"]) or tuple(config.get("ignore", ()))
+    return Selection(select, ignore, confidence)
+
+
+def _split(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def _engine_options(options: dict[str, Any], config: dict[str, Any]) -> Any:
+    from . import cache, engine
+    from .contract import default_contract, load_contract
+
+    if options["drift"] and options["contract"]:
+        raise ValueError("--drift and --contract exclude each other")
+    drift = options["drift"] or (config.get("drift", False) and not options["contract"])
+    contract = None
+    if not drift:
+        contract = load_contract(options["contract"] or config.get("contract") or default_contract())
+    directory = options["cache_dir"] or config.get("cache-dir") or cache.default_directory()
+    exclude = (*options["exclude"], *config.get("exclude", ()))
+    return engine.Options(contract, exclude, None if options["no_cache"] else directory, options["jobs"])

@@ -1,0 +1,428 @@
+"""Contract mode: every definition and every call of the hooks that a YAML file names, against that file."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from .bind import Mismatch, Passed, bind
+from .dispatch import Candidate
+from .drift import Drift, Verdict, describe, missing_names
+from .findings import Finding, Place
+from .infer import last_name, method_kind
+from .model import Call, Scope, Signature
+from .program import Program, Ref
+
+_MARKS = frozenset({"hookimpl", "hookspec"})
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class ContractFileError(ValueError):
+    """A contract file that cannot be used; the message says where and why."""
+
+
+class Parameter(NamedTuple):
+    """One parameter of a hook; ``any_name``: callers pass it by position, so that its name is free."""
+
+    name: str
+    optional: bool
+    default: str | None
+    any_name: bool
+
+
+class Hook(NamedTuple):
+    """One hook: what callers may pass, in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    optional: bool
+
+    @property
+    def signature(self) -> Signature:
+        defaults = {p.name: p.default or "..." for p in self.parameters if p.optional}
+        return Signature((), tuple(p.name for p in self.parameters), (), defaults, None, None)
+
+    @property
+    def distinctive(self) -> bool:
+        """Whether the name alone tells that a function is meant as this hook."""
+        return self.name.count("_") >= 2 or len(self.name) >= 16
+
+
+class HookContract(NamedTuple):
+    """The hooks of one contract file."""
+
+    name: str
+    version: str
+    hooks: dict[str, Hook]
+
+    def pattern(self) -> re.Pattern[bytes]:
+        """Matches every file that can hold a definition or a call."""
+        return re.compile(b"|".join(re.escape(name.encode()) for name in sorted(self.hooks, key=len)))
+
+
+def load_contract(path: str) -> HookContract:
+    """Read ``hooks: [{name, parameters: [{name, optional, default}]}]``; other keys are for other readers.
+
+    Raises:
+        ContractFileError: the file cannot be read, is no YAML, or a hook or parameter lacks its name.
+    """
+    try:
+        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ContractFileError(f"{path}: {error}") from error
+    hooks = raw.get("hooks") if isinstance(raw, dict) else None
+    if not isinstance(hooks, list) or not hooks:
+        raise ContractFileError(f"{path}: wants a list under 'hooks'")
+    found = [_hook(path, item) for item in hooks]
+    name = str(raw.get("contract") or raw.get("name") or Path(path).stem)
+    return HookContract(name, str(raw.get("version", "")), {hook.name: hook for hook in found})
+
+
+def _hook(path: str, raw: Any) -> Hook:
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise ContractFileError(f"{path}: every hook wants a 'name', got {raw!r:.80}")
+    parameters = []
+    for item in raw.get("parameters") or []:
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            raise ContractFileError(f"{path}: every parameter of {raw['name']} wants a 'name', got {item!r:.80}")
+        optional = bool(item.get("optional", "default" in item))
+        default = repr(item["default"]) if "default" in item else None
+        parameters.append(Parameter(item["name"], optional, default, bool(item.get("any_name"))))
+    return Hook(raw["name"], tuple(parameters), bool(raw.get("optional", False)))
+
+
+def default_contract() -> str:
+    """The path of the project's own contract, in a checkout or in an installed package."""
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / "_contracts" / "conv_state.yaml", package.parent / "contracts" / "conv_state.yaml"):
+        if candidate.is_file():
+            return str(candidate)
+    raise ContractFileError("the package's own contract conv_state.yaml is missing; reinstall hwbackends")
+
+
+class _Definition(NamedTuple):
+    hook: Hook
+    candidate: Candidate
+
+
+class ContractCheck:
+    """Checks a program against one contract. Use :func:`check_contract`."""
+
+    def __init__(self, program: Program, contract: HookContract) -> None:
+        self.program = program
+        self.contract = contract
+        self.drift = Drift(program)
+        self.calls: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        for index, file in enumerate(program.files):
+            for raw in file.facts.calls:
+                name = last_name(raw[3]) if raw[3][0] in "na" else ""
+                if name in contract.hooks:
+                    self.calls[name].append((index, Call._make(raw)))
+
+    def check(self) -> Iterator[Finding]:
+        for definition in self.definitions():
+            yield from self.check_definition(definition)
+        for name, calls in self.calls.items():
+            hook = self.contract.hooks[name]
+            for file, call in calls:
+                if self._is_hook_call(hook, file, call):
+                    yield from self.check_call(hook, file, call)
+        yield from self.absent()
+
+    # -- definitions --------------------------------------------------------------------------------------------
+
+    def definitions(self) -> Iterator[_Definition]:
+        """Functions that are meant as a hook: by name in a class, by mark or company in a module, by assignment."""
+        seen: set[tuple[Ref, str]] = set()
+        for index, file in enumerate(self.program.files):
+            for number, scope in enumerate(file.facts.scopes):
+                hook = self.contract.hooks.get(scope.name)
+                if hook is not None and scope.signature is not None and self._meant(hook, index, scope):
+                    seen.add(((index, number), hook.name))
+                    yield _Definition(hook, self._candidate((index, number), scope))
+        for hook, candidate in self._assigned():
+            if (candidate.ref, hook.name) not in seen:
+                seen.add((candidate.ref, hook.name))
+                yield _Definition(hook, candidate)
+
+    def _candidate(self, ref: Ref, scope: Scope) -> Candidate:
+        around = self.program.scope((ref[0], scope.parent))
+        in_class = around.kind == "c"
+        skip = 1 if in_class and method_kind(scope) != "static" else 0
+        assert scope.signature is not None
+        return Candidate(ref, scope.signature, skip, (ref[0], scope.parent) if in_class else None, scope.stub)
+
+    def _meant(self, hook: Hook, file: int, scope: Scope) -> bool:
+        if method_kind(scope) == "property" or any(last_name(d) == "fixture" for d in scope.decorators):
+            return False
+        around = self.program.files[file].facts.scopes[scope.parent]
+        if any(last_name(d) in _MARKS for d in scope.decorators):
+            return True
+        company = sum(name in around.bindings for name in self.contract.hooks)
+        if around.kind == "c":
+            return hook.distinctive or company > 1
+        return around.kind == "m" and company > 1 and len(self.program.files[file].facts.scopes) > 1
+
+    def _assigned(self) -> Iterator[tuple[Hook, Candidate]]:
+        """``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and ``type(...)``."""
+        inference = self.drift.inference
+        for index, file in enumerate(self.program.files):
+            for scope, guard, owner, name, value in file.facts.patches:
+                hook = self.contract.hooks.get(name)
+                if hook is not None and value is not None:
+                    bound = not self._is_instance(index, scope, owner)
+                    for item in inference.evaluate(value, inference.context((index, scope), guard=guard)):
+                        yield from self._from_value(hook, item, bound)
+            for number, found in enumerate(file.facts.scopes):
+                if found.kind == "c":
+                    for name in self.contract.hooks.keys() & found.bindings.keys():
+                        yield from self._from_body(self.contract.hooks[name], (index, number), found)
+                    for name in self.contract.hooks.keys() & found.attributes.keys():
+                        for place, guard, value in found.attributes[name]:
+                            for item in inference.evaluate(value, inference.context((index, place), guard=guard)):
+                                yield from self._from_value(self.contract.hooks[name], item, False)
+
+    def _from_body(self, hook: Hook, ref: Ref, scope: Scope) -> Iterator[tuple[Hook, Candidate]]:
+        for line, guard, value in scope.bindings[hook.name]:
+            if value is not None and value[0] not in "FKmpT":
+                context = self.drift.inference.context(ref, line, guard)
+                for item in self.drift.inference.evaluate(value, context):
+                    yield from self._from_value(hook, item, True)
+
+    def _from_value(self, hook: Hook, value: tuple[Any, ...], bound: bool) -> Iterator[tuple[Hook, Candidate]]:
+        if value[0] not in "FBP":
+            return
+        for candidate in self.drift.dispatcher.callable(value):
+            plain = candidate.skip == 0 and candidate.owner is None
+            yield hook, candidate._replace(skip=1 if bound and plain else candidate.skip)
+
+    def _is_instance(self, file: int, scope: int, owner: tuple[Any, ...]) -> bool:
+        if owner == ("?",):
+            return False
+        values = self.drift.inference.evaluate(owner, self.drift.inference.context((file, scope)))
+        return not any(value[0] == "C" for value in values)
+
+    def check_definition(self, definition: _Definition) -> Iterator[Finding]:
+        hook, candidate = definition
+        renamed = self._renamed(hook, candidate)
+        accepted = {*candidate.signature.positional[candidate.skip :], *candidate.signature.kwonly}
+        verdict = self._all_keywords(hook, candidate, renamed)
+        lacking = verdict.mismatch.unknown or self._lost(hook, candidate, renamed)
+        if lacking:
+            yield self._definition_finding("HWB101", hook, verdict.target, Mismatch(unknown=lacking), lacking)
+        demanded = self._demanded(hook, candidate, renamed)
+        if demanded:
+            yield self._definition_finding("HWB102", hook, candidate, Mismatch(missing=demanded), demanded)
+        if not lacking and not demanded:
+            yield from self._order(hook, candidate, renamed)
+        yield from self._defaults(hook, candidate)
+        yield from self._unread(hook, candidate, accepted)
+
+    def _renamed(self, hook: Hook, candidate: Candidate) -> dict[str, str]:
+        """Contract names of ``any_name`` parameters to the names that this definition uses in their place."""
+        positional = candidate.signature.positional[candidate.skip :]
+        known = {p.name for p in hook.parameters}
+        return {
+            parameter.name: positional[index]
+            for index, parameter in enumerate(hook.parameters)
+            if parameter.any_name and index < len(positional) and positional[index] not in known
+        }
+
+    def _all_keywords(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> Verdict:
+        keywords = tuple(renamed.get(p.name, p.name) for p in hook.parameters)
+        return self.drift.verdict(candidate, Passed(0, keywords))
+
+    def _lost(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> tuple[str, ...]:
+        """Hook parameters that only an unread ``**kwargs`` takes, of a definition that names some of the others."""
+        signature = candidate.signature
+        if not signature.kwarg or signature.kwarg not in self.program.scope(candidate.ref).unread:
+            return ()
+        named = {*signature.positional[candidate.skip :], *signature.kwonly}
+        wanted = [renamed.get(p.name, p.name) for p in hook.parameters]
+        if len(named & set(wanted)) < 2:
+            return ()
+        return tuple(name for name in wanted if name not in named)
+
+    def _demanded(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> tuple[str, ...]:
+        """Parameters that the definition requires and a call of the contract may omit."""
+        given = {renamed.get(p.name, p.name) for p in hook.parameters if not p.optional} | set(
+            candidate.prefix.keywords
+        )
+        signature = candidate.signature
+        names = (*signature.positional[candidate.skip + candidate.prefix.npos :], *signature.kwonly)
+        return tuple(n for n in names if n not in signature.defaults and n not in given)
+
+    def _order(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> Iterator[Finding]:
+        """Positional callers rely on the order of the parameters that both have."""
+        wanted = [renamed.get(p.name, p.name) for p in hook.parameters]
+        positional = list(candidate.signature.positional[candidate.skip + candidate.prefix.npos :])
+        written = [name for name in positional if name in wanted]
+        expected = [name for name in wanted if name in written]
+        moved = tuple(a for a, b in zip(written, expected, strict=True) if a != b)
+        first_extra = next((i for i, name in enumerate(positional) if name not in wanted), len(positional))
+        if not moved and first_extra < len(written):
+            moved = (positional[first_extra],)
+        if moved and self._passed_by_position(hook, len(wanted)):
+            yield self._definition_finding("HWB103", hook, candidate, Mismatch(), moved)
+
+    def _passed_by_position(self, hook: Hook, count: int) -> bool:
+        """Without any call in sight, the contract's order holds; else it matters as far as calls use it."""
+        calls = self.calls.get(hook.name, [])
+        return count > 1 and (not calls or any(call.npos > 1 for _, call in calls))
+
+    def _defaults(self, hook: Hook, candidate: Candidate) -> Iterator[Finding]:
+        for parameter in hook.parameters:
+            written = candidate.signature.defaults.get(parameter.name)
+            if None not in (written, parameter.default) and "..." not in (written, parameter.default):
+                if written != parameter.default:
+                    yield self._plain_finding(
+                        "HWB104", "warning", "high", candidate, (parameter.name,),
+                        f"defaults {parameter.name!r} to {written}, the contract to {parameter.default}",
+                        f"write {parameter.name}={parameter.default}",
+                    )  # fmt: skip
+
+    def _unread(self, hook: Hook, candidate: Candidate, accepted: set[str]) -> Iterator[Finding]:
+        scope = self.program.scope(candidate.ref)
+        if scope.stub:
+            return
+        names = {p.name for p in hook.parameters}
+        unread = tuple(n for n in scope.unread if n in names and n in accepted)
+        if unread:
+            yield self._plain_finding(
+                "HWB107", "warning", "medium", candidate, unread,
+                f"accepts {', '.join(map(repr, unread))} and never reads it", "use it, or delete it and say so",
+            )  # fmt: skip
+        signature = candidate.signature
+        swallowed = tuple(n for n in (signature.vararg, signature.kwarg) if n and n in scope.unread)
+        if swallowed:
+            yield self._plain_finding(
+                "HWB108", "warning", "medium", candidate, swallowed,
+                f"swallows whatever it is given in {', '.join(map(repr, swallowed))}", "name the hook's parameters",
+            )  # fmt: skip
+
+    def absent(self) -> Iterator[Finding]:
+        """Modules that mark functions as this contract's hooks and leave a required one out."""
+        required = [hook.name for hook in self.contract.hooks.values() if not hook.optional]
+        for file in self.program.files:
+            marked = [
+                s for s in file.facts.scopes
+                if s.kind == "f" and s.name in self.contract.hooks and any(last_name(d) == "hookimpl" for d in s.decorators)
+            ]  # fmt: skip
+            lacking = [name for name in required if name not in file.facts.scopes[0].bindings]
+            if len(marked) > 1 and lacking and file.facts.scopes[marked[0].parent].kind == "m":
+                place = Place(file.path, marked[0].line, marked[0].qualname)
+                listed = ", ".join(map(repr, lacking))
+                yield Finding(
+                    "HWB109", "error", "medium",
+                    f"{file.path} implements hooks of contract {self.contract.name} and lacks {listed}; "
+                    f"first hook at {place.file}:{place.line}. Fix: define {listed}.",
+                    tuple(lacking), place, None,
+                )  # fmt: skip
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def _is_hook_call(self, hook: Hook, file: int, call: Call) -> bool:
+        if hook.distinctive and call.func[0] == "a":
+            return True
+        scopes = self.program.files[file].facts.scopes
+        if call.func[0] == "n":
+            reach = self.drift.dispatcher.reach(
+                call, self.drift.inference.context((file, call.scope), call.line, call.guard)
+            )
+            named = [c for c in reach.candidates if self.program.scope(c.ref).name == hook.name]
+            return any(self._meant(hook, c.ref[0], self.program.scope(c.ref)) for c in named)
+        names = {last_name(raw[3]) for raw in self.program.files[file].facts.calls} | set(scopes[0].bindings)
+        return len(names & self.contract.hooks.keys()) > 1
+
+    def check_call(self, hook: Hook, file: int, call: Call) -> Iterator[Finding]:
+        if self.drift.catches_type_error(file, call.guard):
+            return
+        passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
+        passed = self._without_receiver(file, call, passed)
+        mismatch = bind(hook.signature, passed)
+        if not mismatch.rejects:
+            return
+        rule = "HWB105" if mismatch.unknown else "HWB106" if mismatch.missing and not mismatch.excess else "HWB103"
+        candidate = Candidate((file, call.scope), hook.signature, 0, None, False)
+        missing = missing_names(mismatch, candidate, call, [])
+        definition = self._nearest_definition(hook)
+        place = Place(self.program.files[file].path, call.line)
+        shown = definition or Place(f"contract {self.contract.name}", 1, hook.name)
+        yield Finding(
+            rule,
+            "error",
+            "high",
+            describe(rule, shown, place, mismatch, missing, hook.name),
+            missing,
+            definition,
+            place,
+        )
+
+    def _without_receiver(self, file: int, call: Call, passed: Passed) -> Passed:
+        """``Base.hook(self, ...)`` hands the receiver over by position."""
+        if call.func[0] != "a" or call.func[1] == ("?",) or not call.npos:
+            return passed
+        context = self.drift.inference.context((file, call.scope), call.line, call.guard)
+        values = self.drift.inference.evaluate(call.func[1], context)
+        unbound = bool(values) and all(value[0] == "C" for value in values)
+        return passed._replace(npos=passed.npos - 1) if unbound and call.argnames[:1] == ("self",) else passed
+
+    def _nearest_definition(self, hook: Hook) -> Place | None:
+        refs = self.program.methods_named.get(hook.name) or self.program.functions_named.get(hook.name)
+        return self.drift.place(refs[0]) if refs else None
+
+    # -- findings -----------------------------------------------------------------------------------------------
+
+    def _definition_finding(
+        self, rule: str, hook: Hook, candidate: Candidate, mismatch: Mismatch, names: tuple[str, ...]
+    ) -> Finding:
+        definition = self.drift.place(candidate.ref)
+        call = self._witness(hook, names)
+        listed = ", ".join(repr(name) for name in names)
+        said = {
+            "HWB101": f"does not take {listed}, which contract {self.contract.name} passes",
+            "HWB102": f"requires {listed}, which calls of contract {self.contract.name} may omit",
+            "HWB103": f"has {listed} at another position than contract {self.contract.name}",
+        }[rule]
+        fix = {
+            "HWB101": f"add {listed} to {definition.name}",
+            "HWB102": f"give {listed} a default in {definition.name}",
+            "HWB103": f"order the parameters as {', '.join(p.name for p in hook.parameters)}",
+        }[rule]
+        at_call = f"; called at {call.file}:{call.line}" if call else ""
+        message = f"{definition.name} ({definition.file}:{definition.line}) {said}{at_call}. Fix: {fix}."
+        return Finding(rule, "error", "high", message, names, definition, call)
+
+    def _witness(self, hook: Hook, names: tuple[str, ...]) -> Place | None:
+        """A call of the hook that shows the fault: one that passes (or omits) the first of the names."""
+        for file, call in self.calls.get(hook.name, []):
+            if names[0] in call.keywords:
+                return Place(self.program.files[file].path, call.line)
+        for file, call in self.calls.get(hook.name, []):
+            return Place(self.program.files[file].path, call.line)
+        return None
+
+    def _plain_finding(
+        self,
+        rule: str,
+        severity: str,
+        confidence: str,
+        candidate: Candidate,
+        names: tuple[str, ...],
+        said: str,
+        fix: str,
+    ) -> Finding:
+        definition = self.drift.place(candidate.ref)
+        message = f"{definition.name} ({definition.file}:{definition.line}) {said}. Fix: {fix}."
+        return Finding(rule, severity, confidence, message, names, definition, None)
+
+
+def check_contract(program: Program, contract: HookContract) -> list[Finding]:
+    """All findings of contract mode, in order of place."""
+    found = {finding.sort_key: finding for finding in ContractCheck(program, contract).check()}
+    return [found[key] for key in sorted(found, key=repr)]

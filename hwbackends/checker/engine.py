@@ -1,0 +1,204 @@
+"""Runs a check from roots to findings: lists, reads, parses in processes, remembers by content, then asks a mode."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
+
+from . import cache, files, model
+from .contract import HookContract, check_contract
+from .drift import check_drift
+from .extract import extract
+from .findings import Finding, Place
+from .model import FileFacts, Problem
+from .program import Program
+
+_CHUNK_BYTES = 1_500_000
+_RECURSION = 2500
+
+
+class Options(NamedTuple):
+    """What to check: a contract, or drift when there is none."""
+
+    contract: HookContract | None = None
+    exclude: tuple[str, ...] = ()
+    cache_dir: str | None = None
+    jobs: int = 0  # 0: as many as there are usable cores
+
+
+class Outcome(NamedTuple):
+    """Findings, inline ignores by file and line, and how much was read."""
+
+    findings: list[Finding]
+    ignores: dict[str, dict[int, tuple[str, ...]]]
+    files: int
+    parsed: int
+    cached: bool
+
+
+def run(roots: list[str], options: Options) -> Outcome:
+    """Check all trees together."""
+    paths, problems = files.discover(roots, options.exclude)
+    wanted = options.contract.pattern() if options.contract is not None else None
+    sources = _read(paths, problems, wanted)
+    store = cache.Store(options.cache_dir, roots)
+    key = store.result_key([(path, digest) for path, digest in sources], options.contract, problems)
+    known = store.result(key)
+    if known is not None:
+        return Outcome(known[0], known[1], len(paths), 0, True)
+    facts, parsed = _facts(sources, problems, store, _tops(paths), options.jobs)
+    findings = [_unreadable(problem) for problem in problems]
+    program = Program(facts)
+    findings += (
+        check_drift(program, _jobs(options.jobs))
+        if options.contract is None
+        else check_contract(program, options.contract)
+    )
+    ignores = {path: found.ignores for path, found in facts if found.ignores}
+    store.keep_result(key, findings, ignores)
+    return Outcome(findings, ignores, len(paths), parsed, False)
+
+
+def _read(paths: list[str], problems: list[Problem], wanted: re.Pattern[bytes] | None) -> list[tuple[str, bytes]]:
+    """Paths with the digests of their contents; in contract mode only files that name a hook."""
+    found: list[tuple[str, bytes]] = []
+    for path in paths:
+        source = files.read(path)
+        if isinstance(source, Problem):
+            problems.append(source)
+        elif wanted is None or wanted.search(source):
+            found.append((path, hashlib.blake2b(source, digest_size=16).digest()))
+    return found
+
+
+def _tops(paths: Iterable[str]) -> frozenset[str]:
+    """Every name that could start an import of something in the trees: folders, and modules."""
+    found: set[str] = set()
+    for path in paths:
+        found.update(os.path.abspath(path)[:-3].split(os.sep))
+    return frozenset(found)
+
+
+def _facts(
+    sources: list[tuple[str, bytes]], problems: list[Problem], store: cache.Store, tops: frozenset[str], jobs: int
+) -> tuple[list[tuple[str, FileFacts]], int]:
+    known = store.facts(tops)
+    todo = [path for path, digest in sources if digest not in known]
+    read: dict[str, bytes] = {}
+    for path, result in _parse_all(todo, tops, _jobs(jobs)):
+        if isinstance(result, Problem):
+            problems.append(result)
+        else:
+            read[path] = result
+    digests = dict(sources)
+    fresh = {digests[path]: data for path, data in read.items()}
+    collecting = gc.isenabled()
+    gc.disable()
+    facts = []
+    for path, digest in sources:
+        data = fresh.get(digest) or known.get(digest)
+        if data is not None:
+            facts.append((path, model.load(data)))
+    if collecting:
+        gc.enable()
+    if fresh:
+        store.keep_facts(tops, known, fresh, digests.values())
+    return facts, len(read)
+
+
+def _jobs(jobs: int) -> int:
+    if jobs > 0:
+        return jobs
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, 8)
+
+
+def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterable[tuple[str, bytes | Problem]]:
+    """Parse in processes when that pays."""
+    chunks = _chunks(paths)
+    if jobs < 2 or len(chunks) < 2:
+        return parse_files(paths, tops)
+    found: list[tuple[str, bytes | Problem]] = []
+    try:
+        with _pool(jobs) as pool:
+            for part in pool.map(parse_files, chunks, [tops] * len(chunks)):
+                found += part
+    except BrokenProcessPool:
+        done = {path for path, _ in found}
+        found += _one_by_one([path for path in paths if path not in done], tops)
+    return found
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    """Forked workers where the system can: they start at once and share what is imported."""
+    kind = "fork" if "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context(kind))
+
+
+def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
+    """After a worker died: find the file that the interpreter cannot survive, and say so."""
+    found: list[tuple[str, bytes | Problem]] = []
+    for path in paths:
+        try:
+            with _pool(1) as pool:
+                found += pool.submit(parse_files, [path], tops).result()
+        except BrokenProcessPool:
+            found.append((path, Problem(path, 1, "ends the parser's process")))
+    return found
+
+
+def _chunks(paths: list[str]) -> list[list[str]]:
+    chunks: list[list[str]] = [[]]
+    size = 0
+    for path in paths:
+        chunks[-1].append(path)
+        try:
+            size += os.path.getsize(path)
+        except OSError:
+            continue
+        if size > _CHUNK_BYTES:
+            chunks.append([])
+            size = 0
+    return [chunk for chunk in chunks if chunk]
+
+
+def parse_files(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
+    """Facts of some files, ready to be handed between processes."""
+    found: list[tuple[str, bytes | Problem]] = []
+    collecting, limit = gc.isenabled(), sys.getrecursionlimit()
+    gc.disable()
+    sys.setrecursionlimit(max(limit, _RECURSION))
+    try:
+        for path in paths:
+            found.append((path, _parse_file(path, lambda module: module.partition(".")[0] not in tops)))
+    finally:
+        sys.setrecursionlimit(limit)
+        if collecting:
+            gc.enable()
+    return found
+
+
+def _parse_file(path: str, external: Callable[[str], bool]) -> bytes | Problem:
+    source = files.read(path)
+    if isinstance(source, Problem):
+        return source
+    tree = files.parse(path, source)
+    if isinstance(tree, Problem):
+        return tree
+    try:
+        return model.dump(extract(tree, source, external))
+    except (RecursionError, ValueError):
+        return Problem(path, 1, "is nested too deeply to be read")
+
+
+def _unreadable(problem: Problem) -> Finding:
+    message = f"{problem.path}:{problem.line} {problem.reason}. Fix: make it readable, or exclude it."
+    return Finding("HWB201", "error", "high", message, (), Place(problem.path, problem.line, ""), None)

@@ -1,0 +1,113 @@
+"""What is left out of a report: rules that are not selected, low confidence, inline comments, a baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .findings import Finding, Place
+from .rules import RULES, expand
+
+LEVELS = ("low", "medium", "high")
+
+
+class BaselineError(ValueError):
+    """A baseline that cannot be read."""
+
+
+class Selection(NamedTuple):
+    """Which findings to show."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    confidence: str = "medium"
+
+    def rules(self) -> frozenset[str]:
+        chosen = expand(self.select) if self.select else frozenset(r for r, rule in RULES.items() if rule.default)
+        return chosen - expand(self.ignore)
+
+
+class Shown(NamedTuple):
+    """Findings to show, and how many each filter took away."""
+
+    findings: list[Finding]
+    low_confidence: int
+    ignored: int
+    baselined: int
+
+
+def apply(
+    findings: list[Finding],
+    selection: Selection,
+    ignores: dict[str, dict[int, tuple[str, ...]]],
+    baseline: Counter[str],
+) -> Shown:
+    """Filter findings, in this order: rules, confidence, inline comments, baseline."""
+    rules = selection.rules()
+    wanted = [f for f in findings if f.rule in rules]
+    enough = LEVELS.index(selection.confidence)
+    sure = [f for f in wanted if LEVELS.index(f.confidence) >= enough]
+    unignored = [f for f in sure if not _ignored(f, ignores)]
+    left = Counter(baseline)
+    fresh = []
+    for finding in unignored:
+        key = fingerprint(finding)
+        if left[key] > 0:
+            left[key] -= 1
+        else:
+            fresh.append(finding)
+    return Shown(fresh, len(wanted) - len(sure), len(sure) - len(unignored), len(unignored) - len(fresh))
+
+
+def _ignored(finding: Finding, ignores: dict[str, dict[int, tuple[str, ...]]]) -> bool:
+    return finding.rule != "HWB201" and any(
+        place is not None and _covers(ignores.get(place.file, {}).get(place.line), finding.rule)
+        for place in (finding.definition, finding.call)
+    )
+
+
+def _covers(rules: tuple[str, ...] | None, rule: str) -> bool:
+    return rules is not None and (not rules or rule in rules)
+
+
+def fingerprint(finding: Finding) -> str:
+    """What identifies a finding when lines move: rule, files, names."""
+
+    def spot(place: Place | None) -> list[str]:
+        return [relative(place.file), place.name] if place is not None else []
+
+    return json.dumps([finding.rule, spot(finding.definition), spot(finding.call), list(finding.missing)])
+
+
+def relative(path: str) -> str:
+    """A path as seen from the working directory, with forward slashes, where it lies below it."""
+    try:
+        found = os.path.relpath(path)
+    except ValueError:
+        return path
+    return path.replace(os.sep, "/") if found.startswith("..") else found.replace(os.sep, "/")
+
+
+def read_baseline(path: str) -> Counter[str]:
+    """Fingerprints of the findings that a project has accepted.
+
+    Raises:
+        BaselineError: the file is there and is no baseline.
+    """
+    file = Path(path)
+    if not file.exists():
+        return Counter()
+    try:
+        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+        return Counter(json.dumps(item) for item in raw["findings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BaselineError(f"{path} is not a baseline: {error}") from error
+
+
+def write_baseline(path: str, findings: list[Finding]) -> None:
+    """Accept all of these findings."""
+    entries = sorted((json.loads(fingerprint(finding)) for finding in findings), key=json.dumps)
+    Path(path).write_text(json.dumps({"version": 1, "findings": entries}, indent=1) + "\n", encoding="utf-8")
