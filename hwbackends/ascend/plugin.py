@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hwbackends.ascend import probe as _probe
 from hwbackends.ascend import tier
-from hwbackends.ascend.probe import probe as _probe
 from hwbackends.ascend.tier import hook_origins as hook_origins
 from hwbackends.hookspecs import hookimpl
 from hwbackends.torch_ops import commit as torch_commit
@@ -11,7 +11,7 @@ from hwbackends.torch_ops import epilogue
 
 metadata, conv, commit = tier.modules()
 
-probe = hookimpl(_probe)
+probe = hookimpl(_probe.probe)
 prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)
 prepare_extend_metadata = hookimpl(metadata.prepare_extend_metadata)
 prepare_target_verify_metadata = hookimpl(metadata.prepare_target_verify_metadata)

@@ -67,6 +67,7 @@ class EmulatedNpuTensor(torch.Tensor):
     """A tensor that reports device npu:0 and keeps its data in the CPU tensor `raw`."""
 
     raw: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> EmulatedNpuTensor:
@@ -90,6 +91,12 @@ class EmulatedNpuTensor(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"emulated_npu({self.raw!r})"
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(_index(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_index(index), value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copied: torch.Tensor = EmulatedNpuTensor(copy.deepcopy(self.raw, memo))
@@ -219,6 +226,13 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not to_npu:
         return result
     return tree_map(functools.partial(_wrap, written=_written(func, args, kwargs)), result)
+
+
+def _index(index: Any) -> Any:
+    """An index with its lists as device tensors, which C++ cannot make for a backend written in Python."""
+    if isinstance(index, list):
+        return torch.tensor(index, device=DEVICE)
+    return tuple(map(_index, index)) if type(index) is tuple else index
 
 
 def _is_npu_device(device: Any) -> bool:
