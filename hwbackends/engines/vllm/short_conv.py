@@ -17,15 +17,21 @@ from vllm.v1.attention.backends.short_conv_attn import (
     ShortConvAttentionMetadataBuilder,
 )
 
-from hwbackends.engines.vllm.steps import Steps, VllmStep
+from hwbackends.engines.vllm.steps import Steps, VllmStep, padded_prompts
 from hwbackends.registry import load
 
 
 @dataclass
 class HwBackendsShortConvMetadata(ShortConvAttentionMetadata):  # type: ignore[misc]
-    """vLLM's metadata of a step, and the step as prepared by hwbackends; None before the cache is allocated."""
+    """vLLM's metadata of a step, and what hwbackends adds.
+
+    Attributes:
+        step: the prepared step; None before the cache is allocated.
+        padded_prompts: see `steps.padded_prompts`.
+    """
 
     step: VllmStep | None = None
+    padded_prompts: tuple[int, ...] = ()
 
 
 class HwBackendsShortConvBackend(ShortConvAttentionBackend):  # type: ignore[misc]
@@ -56,7 +62,11 @@ class HwBackendsShortConvBuilder(ShortConvAttentionMetadataBuilder):  # type: ig
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's metadata with the prepared step."""
-        return self._prepared(super().build(common_prefix_len, common_attn_metadata, *args, **kwargs))
+        metadata = super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
+        drafts = kwargs.get("num_decode_draft_tokens_cpu")
+        offsets = common_attn_metadata.query_start_loc_cpu
+        metadata.padded_prompts = padded_prompts(metadata, offsets, drafts, self.num_spec_tokens + 1)
+        return self._prepared(metadata)
 
     def update_block_table(self, metadata: Any, blk_table: Tensor, slot_mapping: Tensor) -> Any:
         """The metadata of another cache group whose blocks differ."""

@@ -43,9 +43,15 @@ class Half:
 
 @dataclass(slots=True)
 class VllmStep:
-    """A prepared step: decodes first, then prefills."""
+    """A prepared step: decodes first, then prefills.
+
+    Attributes:
+        halves: decodes, prefills.
+        prompts: prompts that bring drafts; their answers replace the prefills'.
+    """
 
     halves: tuple[Half, ...]
+    prompts: Half | None = None
 
     def conv(self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The conv of one layer.
@@ -63,7 +69,11 @@ class VllmStep:
         for half in self.halves:
             parts.append(half.conv(layer, x[start : start + half.tokens], weight, bias))
             start += half.tokens
-        return parts[0] if len(parts) == 1 else torch.cat([x[:0], *parts])
+        y = parts[0] if len(parts) == 1 else torch.cat([x[:0], *parts])
+        if self.prompts is not None:
+            assert self.prompts.spread is not None
+            y[self.prompts.spread] = self.prompts.handle.conv(layer, x[self.prompts.spread], weight, bias)
+        return y
 
 
 class Steps:
@@ -85,6 +95,7 @@ class Steps:
         self._bound: dict[str, Tensor] = {}
         self._decode: ConvStateSidecar | None = None
         self._prefill: ConvStateSidecar | None = None
+        self._prompts: ConvStateSidecar | None = None
 
     def bind(self, caches: dict[str, Tensor], width: int) -> None:
         """Wrap the group's caches [blocks, S + num_spec, D]; again only when vLLM has allocated others."""
@@ -102,6 +113,7 @@ class Steps:
         )
         self._decode = self._sidecar(pool, self._max_batch * self._tokens_per_req, self._tokens_per_req)
         self._prefill = self._sidecar(pool, self._max_tokens, 1)
+        self._prompts = self._sidecar(pool, self._max_batch * self._tokens_per_req, self._tokens_per_req)
 
     def _sidecar(self, pool: StatePool, max_tokens: int, draft_tokens: int) -> ConvStateSidecar:
         return ConvStateSidecar(
@@ -115,7 +127,7 @@ class Steps:
             halves.append(self._decodes(metadata))
         if metadata.num_prefills > 0:
             halves.append(self._prefills(metadata))
-        return VllmStep(tuple(halves))
+        return VllmStep(tuple(halves), self._padded_prompts(metadata) if metadata.padded_prompts else None)
 
     def _decodes(self, metadata: Any) -> Half:
         assert self._decode is not None
@@ -147,6 +159,8 @@ class Steps:
         offsets = metadata.query_start_loc_p
         lengths = offsets[1:] - offsets[:-1]
         end = metadata.num_reqs
+        if metadata.padded_prompts:  # as padded rows here: they run as drafts
+            blocks = blocks.index_fill(0, _index(metadata.padded_prompts, blocks), 0)
         batch = StepBatch(
             ForwardMode.EXTEND,
             blocks,
@@ -159,6 +173,51 @@ class Steps:
         )
         self._prefill.init_forward_metadata(batch)
         return Half(self._prefill.conv_state_metadata(LAYER), batch.num_tokens)
+
+    def _padded_prompts(self, metadata: Any) -> Half:
+        """Prompts that bring drafts, as a verify step from an empty history."""
+        assert self._prompts is not None
+        each = self._tokens_per_req
+        rows = _index(metadata.padded_prompts, metadata.state_indices_tensor_p)
+        blocks = metadata.state_indices_tensor_p.flatten()[rows]
+        batch = StepBatch(
+            ForwardMode.TARGET_VERIFY,
+            blocks,
+            num_reqs=blocks.shape[0],
+            num_tokens=blocks.shape[0] * each,
+            draft_token_num=each,
+            cache_indices=blocks,
+        )
+        self._prompts.clear_slots(blocks)
+        self._prompts.init_forward_metadata(batch)
+        first = metadata.num_decode_tokens + metadata.query_start_loc_p[rows].long()
+        spread = (first[:, None] + torch.arange(each, device=first.device)).flatten()
+        return Half(self._prompts.conv_state_metadata(LAYER), batch.num_tokens, spread)
+
+
+def padded_prompts(metadata: Any, offsets: Tensor, drafts: Tensor | None, each: int) -> tuple[int, ...]:
+    """Rows among the prefills that are one-token prompts padded with drafts.
+
+    vLLM's scheduler gives such a prompt placeholder drafts to verify, and its metadata still calls it a prefill; a
+    prefill would keep the state behind the drafts, rejected ones too. Reads host tensors only.
+
+    Args:
+        metadata: the step's short-conv metadata.
+        offsets: [requests + 1] on the host, offsets of the requests' tokens.
+        drafts: [requests] on the host, drafts of each request, -1 for none; None without speculation.
+        each: speculative tokens and one, to which vLLM pads.
+    """
+    count = metadata.num_prefills
+    if drafts is None or not count or each == 1:
+        return ()
+    end = metadata.num_decodes + count
+    lengths = (offsets[1:] - offsets[:-1])[metadata.num_decodes : end]
+    own = drafts[metadata.num_decodes : end]
+    return tuple(((own == each - 1) & (lengths == each)).nonzero().flatten().tolist())
+
+
+def _index(rows: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
 
 
 def ragged(offsets: Tensor, tokens: int, each: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,95 @@
+"""vLLM on a CPU serves a tiny LFM2 with the tokens of Transformers, with the plugin; and where it does not without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+CHUNKED = {"max_num_batched_tokens": 16, "enable_chunked_prefill": True}
+LOG_LINE = "hwbackends: vLLM"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's folder, with what Transformers generates from it."""
+    folder = tmp_path_factory.mktemp("lfm2")
+    subprocess.run([sys.executable, HERE / "tiny_lfm2.py", folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def expected(checkpoint: Path) -> list[list[int]]:
+    """Tokens of plain greedy decoding; no two logits are so close that rounding could swap them."""
+    data = json.loads((checkpoint / "expected.json").read_text())
+    assert data["margin"] > 1e-3
+    tokens: list[list[int]] = data["tokens"]
+    return tokens
+
+
+def serve(checkpoint: Path, *, plugin: bool, staggered: bool = False, **engine: Any) -> tuple[dict[str, Any], str]:
+    """What vLLM answered, and its log. With tensor parallelism each worker has one of the two cores."""
+    parallel = engine.get("tensor_parallel_size", 1)
+    environment = {
+        **os.environ,
+        "HWBACKENDS_VLLM": "1" if plugin else "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(parallel))),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    options = json.dumps({"engine": engine, "staggered": staggered})
+    command = [sys.executable, str(HERE / "serve.py"), str(checkpoint), options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, f"vLLM stopped with status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    return answer, done.stdout + done.stderr
+
+
+def test_a_batch_with_chunked_prefill_gives_the_tokens_of_transformers(
+    checkpoint: Path, expected: list[list[int]]
+) -> None:
+    answer, log = serve(checkpoint, plugin=True, staggered=True, **CHUNKED)
+    assert answer["tokens"] == expected
+    assert LOG_LINE in log
+
+
+def test_speculative_decoding_gives_the_tokens_of_transformers_for_every_accepted_count(
+    checkpoint: Path, expected: list[list[int]]
+) -> None:
+    answer, log = serve(checkpoint, plugin=True, staggered=True, speculative_config=NGRAM)
+    assert answer["tokens"] == expected
+    assert {kept for kept, _ in answer["accepted"]} == {1, 2, 3, 4}
+    assert LOG_LINE in log
+
+
+def test_tensor_parallelism_over_two_workers_gives_the_tokens_of_transformers(
+    checkpoint: Path, expected: list[list[int]]
+) -> None:
+    answer, log = serve(checkpoint, plugin=True, tensor_parallel_size=2, speculative_config=NGRAM)
+    assert answer["tokens"] == expected
+    assert log.count(LOG_LINE) >= 2, "every worker says that the plugin serves it"
+
+
+def test_stock_vllm_serves_the_same_batch_without_speculation(checkpoint: Path, expected: list[list[int]]) -> None:
+    answer, log = serve(checkpoint, plugin=False, **CHUNKED)
+    assert answer["tokens"] == expected
+    assert LOG_LINE not in log
+
+
+def test_stock_vllm_on_a_cpu_loses_the_conv_state_of_rejected_drafts(
+    checkpoint: Path, expected: list[list[int]]
+) -> None:
+    """The fault that the plugin repairs; once vLLM has repaired it, this fails and the page about it must change."""
+    answer, _ = serve(checkpoint, plugin=False, staggered=True, speculative_config=NGRAM)
+    wrong = [index for index, tokens in enumerate(answer["tokens"]) if tokens != expected[index]]
+    print(f"stock vLLM, n-gram drafts: {len(wrong)} of {len(expected)} requests differ from Transformers")
+    assert wrong
