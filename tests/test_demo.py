@@ -116,7 +116,7 @@ def test_a_moved_buffer_and_a_leaked_slot_fail(monkeypatch: pytest.MonkeyPatch) 
         return {name: address + 64 * len(calls) for name, address in addresses(self).items()}
 
     monkeypatch.setattr(PackedRunner, "addresses", moving)
-    monkeypatch.setattr(PackedRunner, "close", lambda self: self.allocator.alloc())
+    monkeypatch.setattr(PackedRunner, "close", lambda self: self.scheduler.allocator.alloc())
     status, found = document("--model", "lfm2")
     assert (status, failed(found)) == (1, {"addresses moved: none", "slots leaked: none"})
 

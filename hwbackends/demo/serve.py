@@ -21,7 +21,8 @@ from hwbackends.engines.transformers.drafters import SeededDrafter, missing_coun
 from hwbackends.engines.transformers.graphs import Record, record_cuda
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.requests import Request
-from hwbackends.engines.transformers.runner import PackedRunner, RunnerSettings, StepReport
+from hwbackends.engines.transformers.runner import PackedRunner, StepReport
+from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
 from hwbackends.errors import DeviceError
 from hwbackends.state import Layout
@@ -264,7 +265,7 @@ def _inspect(result: DemoResult, runner: PackedRunner, before: dict[str, int]) -
     detail = f"{len(moved)} of {len(before)}" + (f": {', '.join(moved)}" if moved else "")
     result.checks.append(Check("addresses moved: none", not moved, detail))
     runner.close()
-    leaked = sorted(runner.allocator.used)
+    leaked = sorted(runner.scheduler.allocator.used)
     result.checks.append(Check("slots leaked: none", not leaked, f"{len(leaked)} of {runner.pool.num_slots - 1}"))
     if result.settings.draft:
         missing = missing_counts(result.requests, result.settings.draft)

@@ -1,0 +1,69 @@
+"""Transformers' Inkling and LFM2 models through a backend: one call of `model.generate` with our cache, or packed
+continuous batching of many requests.
+
+    backend = hwbackends.load("cuda")
+    model.generate(**inputs, cache=ConvStateCache(model, backend))
+
+    runner = PackedRunner(model, backend, RunnerSettings(layout="ring", draft_tokens=4), NGramDrafter())
+    request = runner.add(token_ids, max_new_tokens=64)
+    runner.run()
+
+Names are imported on first use: this package alone imports neither torch nor Transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hwbackends.engines.transformers.cache import ConvStateCache as ConvStateCache
+    from hwbackends.engines.transformers.drafters import Drafter as Drafter
+    from hwbackends.engines.transformers.drafters import NGramDrafter as NGramDrafter
+    from hwbackends.engines.transformers.drafters import SeededDrafter as SeededDrafter
+    from hwbackends.engines.transformers.graphs import record_cuda as record_cuda
+    from hwbackends.engines.transformers.mtp import MtpDrafter as MtpDrafter
+    from hwbackends.engines.transformers.patches import patch_model as patch_model
+    from hwbackends.engines.transformers.patches import register as register
+    from hwbackends.engines.transformers.patches import unregister as unregister
+    from hwbackends.engines.transformers.requests import Request as Request
+    from hwbackends.engines.transformers.runner import PackedRunner as PackedRunner
+    from hwbackends.engines.transformers.settings import RunnerSettings as RunnerSettings
+
+_HOMES = {
+    "ConvStateCache": "cache",
+    "Drafter": "drafters",
+    "MtpDrafter": "mtp",
+    "NGramDrafter": "drafters",
+    "PackedRunner": "runner",
+    "Request": "requests",
+    "RunnerSettings": "settings",
+    "SeededDrafter": "drafters",
+    "patch_model": "patches",
+    "record_cuda": "graphs",
+    "register": "patches",
+    "unregister": "patches",
+}
+
+__all__ = [
+    "ConvStateCache",
+    "Drafter",
+    "MtpDrafter",
+    "NGramDrafter",
+    "PackedRunner",
+    "Request",
+    "RunnerSettings",
+    "SeededDrafter",
+    "patch_model",
+    "record_cuda",
+    "register",
+    "unregister",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that holds `name` on first use (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

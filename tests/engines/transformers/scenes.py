@@ -13,7 +13,8 @@ import torch
 import hwbackends
 from hwbackends.engines.transformers.drafters import Drafter, SeededDrafter
 from hwbackends.engines.transformers.requests import Request
-from hwbackends.engines.transformers.runner import PackedRunner, RunnerSettings
+from hwbackends.engines.transformers.runner import PackedRunner
+from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
 from hwbackends.testing.recorder import CpuGraph
 

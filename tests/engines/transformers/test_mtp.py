@@ -119,7 +119,7 @@ def test_finished_requests_leave_nothing_behind() -> None:
     serve_all(runner, "inkling", PROMPTS[:4])
     assert drafter._rows == {}
     runner.close()
-    assert not runner.allocator.used
+    assert not runner.scheduler.allocator.used
 
 
 def test_more_drafts_than_heads_are_refused() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import hwbackends
 from hwbackends.engines.transformers.drafters import NGramDrafter, missing_counts
 from hwbackends.engines.transformers.requests import RequestState
-from hwbackends.engines.transformers.runner import PackedRunner, RunnerSettings
+from hwbackends.engines.transformers.runner import PackedRunner
+from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import tiny_model
 from hwbackends.errors import ArgumentError, GraphLimitError, UnsupportedError
 from hwbackends.metadata import ForwardMode
@@ -106,7 +107,7 @@ def serve_events(events: dict[str, Any]) -> None:
         assert_stock(name, request)
         assert request.state is RequestState.CANCELLED or len(request.generated) == length
     runner.close()
-    assert not runner.allocator.used
+    assert not runner.scheduler.allocator.used
 
 
 @settings(max_examples=40)
@@ -182,10 +183,10 @@ TAIL = b"!?"
 def test_prefixes_give_way_when_their_slots_are_needed() -> None:
     runner = make_runner("lfm2", max_batch=3, prefix_slots=2)
     serve_all(runner, "lfm2", [*PROMPTS, *PROMPTS[4:]], apart=1)
-    assert len(runner.prefixes) <= 2
+    assert len(runner.scheduler.prefixes) <= 2
     runner.close()
-    assert not runner.allocator.used
-    assert not len(runner.prefixes)
+    assert not runner.scheduler.allocator.used
+    assert not len(runner.scheduler.prefixes)
 
 
 def test_metadata_is_resolved_once_per_step_and_decode_metadata_by_replay() -> None:

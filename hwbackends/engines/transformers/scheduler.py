@@ -1,0 +1,171 @@
+"""Which requests run, where, and what each step gives them: request rows, state slots, shared prefixes, chunks of
+prompts. Host side; the only tensors it touches are the map of rows to slots and the keys and values of prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hwbackends.engines.transformers.packed import KeyValueStore
+from hwbackends.engines.transformers.prefixes import PrefixCache
+from hwbackends.engines.transformers.requests import Request, RequestState
+from hwbackends.engines.transformers.settings import RunnerSettings
+from hwbackends.errors import ArgumentError
+from hwbackends.metadata import PADDED
+from hwbackends.state import SlotAllocator, StatePool
+
+Plan = list[tuple[Request, int]]
+"""Requests of a mixed step, and how many tokens each one gets."""
+
+
+class Scheduler:
+    """Admits, places and releases requests.
+
+    Args:
+        settings: limits of the runner.
+        pool: its `mamba_index_mapping` is kept up to date.
+        store: keys and values by request row.
+        vocab_size: tokens are below it.
+        share_prefixes: whether new requests may start from prefixes of earlier ones.
+        on_leave: called with each request that leaves, whatever its state.
+    """
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        pool: StatePool,
+        store: KeyValueStore,
+        vocab_size: int,
+        share_prefixes: bool,
+        on_leave: Callable[[Request], None],
+    ) -> None:
+        self._settings, self._pool, self._store = settings, pool, store
+        self._vocab_size, self._share_prefixes, self._on_leave = vocab_size, share_prefixes, on_leave
+        self.allocator = SlotAllocator(pool.num_slots)
+        self.prefixes = PrefixCache(self.allocator, settings.prefix_slots if share_prefixes else 0)
+        self.requests: list[Request] = []
+        self.running: list[Request] = []
+        self._waiting: list[Request] = []
+        self._free_rows = list(range(settings.max_batch))
+
+    # requests
+
+    def add(self, prompt: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int], arrival: int) -> Request:
+        """Queue a request; arguments and errors are those of `PackedRunner.add`."""
+        vocab = self._vocab_size
+        if not prompt or not all(0 <= token < vocab for token in prompt):
+            raise ArgumentError("PackedRunner.add", "prompt", list(prompt)[:8], f"token ids from 0 to {vocab - 1}")
+        if max_new_tokens < 1:
+            raise ArgumentError("PackedRunner.add", "max_new_tokens", max_new_tokens, "at least 1")
+        total, limit = len(prompt) + max_new_tokens, self._settings.max_len
+        if total > limit:
+            wanted = f"at most {limit} (max_len)"
+            raise ArgumentError("PackedRunner.add", "prompt + max_new_tokens", total, wanted, "make max_len larger")
+        request = Request(len(self.requests), tuple(prompt), max_new_tokens, frozenset(eos_token_ids), arrival)
+        self.requests.append(request)
+        self._waiting.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Take a request out at once, wherever it stands."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            request.state = RequestState.CANCELLED
+        elif request.state is RequestState.RUNNING:
+            self.leave(request, RequestState.CANCELLED)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self.running and not self._waiting
+
+    def admit(self, step: int) -> None:
+        """Let every request in that has arrived by this step, as far as rows reach."""
+        for request in list(self._waiting):
+            if not self._free_rows:
+                return
+            if request.arrival <= step:
+                self._waiting.remove(request)
+                self._join(request)
+
+    def _join(self, request: Request) -> None:
+        if not self.allocator.available:
+            self.prefixes.evict()
+        [request.slot] = self.allocator.alloc()
+        request.row = self._free_rows.pop()
+        request.state = RequestState.RUNNING
+        self._pool.mamba_index_mapping[request.row] = request.slot
+        entry = self.prefixes.find(request.prompt)
+        if entry is not None:
+            entry.readers += 1
+            request.source = entry
+            request.computed = request.reused = len(entry.tokens)
+            self._store.restore(request.row, entry.saved)
+        self.running.append(request)
+
+    def leave(self, request: Request, state: RequestState) -> None:
+        """Take a running request out; its row and slot are free for the next step."""
+        self.release_source(request)
+        self.running.remove(request)
+        self.allocator.free([request.slot])
+        self._pool.mamba_index_mapping[request.row] = 0
+        self._free_rows.append(request.row)
+        request.row = request.slot = -1
+        request.state = state
+        self._on_leave(request)
+
+    def close(self) -> None:
+        """Cancel what runs or waits and forget every prefix: afterwards every slot is free."""
+        for request in [*self.running, *self._waiting]:
+            self.cancel(request)
+        self.prefixes.clear()
+
+    # steps
+
+    def plan_extend(self) -> Plan:
+        """Tokens of each request in a mixed step: one for those that decode, and chunks as far as the step reaches.
+
+        A chunk that does not end its prompt ends on a chunk boundary, where snapshots are taken.
+        """
+        size = self._settings.chunk_size
+        budget = self._settings.max_tokens - sum(not request.prefilling for request in self.running)
+        plan: Plan = []
+        for request in self.running:
+            if not request.prefilling:
+                plan.append((request, 1))
+                continue
+            need = len(request.prompt) - request.computed
+            count = min(need, size - request.computed % size, budget)
+            if not count or (count < need and (request.computed + count) % size):
+                continue
+            budget -= count
+            plan.append((request, count))
+        return plan
+
+    # prefixes
+
+    @staticmethod
+    def release_source(request: Request) -> None:
+        """The request has read its prefix's slot; from now on its own holds its state."""
+        if request.source is not None:
+            request.source.readers -= 1
+            request.source = None
+
+    def reserve_track(self, request: Request, count: int) -> int:
+        """A track slot if the next `count` tokens end exactly on a chunk boundary, else the padding value."""
+        end = request.computed + count
+        return self.reserve_boundary(request, end) if end % self._settings.chunk_size == 0 else PADDED
+
+    def reserve_boundary(self, request: Request, boundary: int) -> int:
+        """A track slot for the state after `boundary` tokens; the padding value if none is free or wanted."""
+        if not self._share_prefixes or not self._settings.prefix_slots:
+            return PADDED
+        if request.span(0, boundary) in self.prefixes:
+            return PADDED
+        slot = self.prefixes.reserve()
+        return PADDED if slot is None else slot
+
+    def publish(self, request: Request, slot: int) -> None:
+        """Offer a snapshot that the step just wrote; it stands at the last chunk boundary of the computed tokens."""
+        if slot > 0:
+            boundary = request.computed // self._settings.chunk_size * self._settings.chunk_size
+            self.prefixes.publish(slot, request.span(0, boundary), self._store.save(request.row, boundary))
