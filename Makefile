@@ -49,6 +49,18 @@ lint: $(LINTERS) ## formatting, lint, types, and which part may import which
 check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
 	$(BIN)/hwbackends check hwbackends
 
+mutants: $(INSTALLED) ## the conformance kit against every deliberately wrong plugin, a quick lane each
+	$(BIN)/python -m tests.conformance.run_mutants --quick
+
+drift-corpus: $(INSTALLED) ## the checker against published releases with known faults (downloads wheels)
+	$(BIN)/python benchmarks/drift_corpus.py
+
+test-vllm: ## the vLLM plugin in an environment of its own (3.4 GB)
+	PYTHON=$(PYTHON) tools/test_vllm.sh
+
+test-sglang: ## the SGLang plugin in an environment of its own
+	PYTHON=$(PYTHON) tools/test_sglang.sh
+
 # A folder per version, in front of the installed pluggy on the import path: pytest itself then runs on it too.
 pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
 	for version in $(PLUGGY_VERSIONS); do \

@@ -25,7 +25,7 @@ class Lazy:
 
 
 COMMANDS = {
-    "bench": Lazy("hwbackends.bench.command:bench", "Measure a backend's hooks on your own device.", "reference"),
+    "bench": Lazy("hwbackends.bench.command:bench", "Measure the cuda backend on your own GPU.", "cuda"),
     "check": Lazy("hwbackends.checker.command:check", "Find hook signatures that drifted, from source alone."),
     "conformance": Lazy(
         "hwbackends.conformance.command:conformance", "Prove a backend against the contract.", "reference,test"

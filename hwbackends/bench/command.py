@@ -15,10 +15,8 @@ import click
 @click.option("--only", multiple=True, help="Cases whose name holds this word; may be given more than once.")
 def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) -> None:
     """Measure the cuda backend on this device, against its floor and, with --sglang, against SGLang's kernels."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise click.ClickException("torch is not installed; pip install 'hwbackends[cuda]'") from error
+    import torch
+
     if not torch.cuda.is_available():
         raise click.ClickException("torch sees no CUDA device; the benchmark measures GPUs")
     from hwbackends.bench import report
