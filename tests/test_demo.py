@@ -227,6 +227,17 @@ def command(*arguments: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_says_how_to_get_it(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from hwbackends.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "demo"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"package '{package}' is not installed" in done.stderr
+    assert "pip install 'hwbackends[transformers]'" in done.stderr
+    shown = subprocess.run([sys.executable, "-c", code, "demo", "--help"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, "--layout" in shown.stdout) == (0, True)
+
+
 def test_control_c_leaves_no_traceback() -> None:
     arguments = command("--requests", "256", "--draft", "0")
     terminal = {**os.environ, "FORCE_COLOR": "1"}  # the progress bar shows itself before it is done

@@ -93,7 +93,8 @@ def run_demo(settings: DemoSettings, quiet: bool = False) -> DemoResult:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     device = resolve_device(settings)
     backend = hwbackends.load(settings.backend, device=str(device))
-    torch.backends.cuda.matmul.allow_tf32 = False
+    # torch lets cuDNN round the stock model's convs to 10 bits of mantissa unless told otherwise
+    torch.backends.cudnn.allow_tf32 = False
     # the emulated device has no model code of its own: the stock answers come from the CPU that it emulates with
     stock = tiny_model(settings.model, settings.seed, "cpu" if settings.emulate else device)
     spec = describe(stock)

@@ -88,8 +88,7 @@ class Scheduler:
                 self._join(request)
 
     def _join(self, request: Request) -> None:
-        if not self.allocator.available:
-            self.prefixes.evict()
+        # the pool holds a slot for every row and every prefix
         [request.slot] = self.allocator.alloc()
         request.row = self._free_rows.pop()
         request.state = RequestState.RUNNING

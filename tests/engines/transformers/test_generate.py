@@ -110,6 +110,15 @@ def test_a_reset_cache_has_clean_slots() -> None:
     assert not any(tensor.any() for tensor in cache.pool.storages())
 
 
+def test_the_cache_answers_what_transformers_asks() -> None:
+    inkling, lfm2 = (cache_for(tiny_model(name)) for name in ("inkling", "lfm2"))
+    assert inkling.is_sliding == [True, False, True]
+    assert [inkling.get_max_length(layer) for layer in range(3)] == [24, -1, 24]
+    assert [lfm2.get_max_length(layer) for layer in range(5)] == [-1] * 5
+    assert inkling.is_recording_past(0)
+    assert (inkling.is_compileable, lfm2.is_compileable) == (False, False)
+
+
 def test_more_candidates_than_the_cache_can_take_back_are_refused() -> None:
     model = tiny_model("lfm2", seed=3)
     cache = cache_for(model, draft_tokens=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -12,12 +13,25 @@ import torch
 import transformers
 from torch import nn
 
+from hwbackends.engines import transformers as adapter
 from hwbackends.engines.transformers import models, patches
 from hwbackends.engines.transformers.tiny import stock_answer, tiny_model
 from hwbackends.errors import UnsupportedError
 from hwbackends.state import ConvStream
 from tests.engines.transformers.scenes import PROMPTS, answer
 from tests.engines.transformers.scenes import models as both_models
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    code = (
+        "import sys, hwbackends.engines.transformers as t; light = not {'torch', 'transformers'} & set(sys.modules); "
+        "print(light, all(hasattr(t, name) for name in t.__all__), hasattr(t, 'nothing'))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
+    assert adapter.PackedRunner.__name__ == "PackedRunner"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        adapter.nothing  # noqa: B018
 
 
 def test_inkling_has_four_streams_per_layer_and_two_sizes_of_k_and_v() -> None:

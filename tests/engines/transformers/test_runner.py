@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hwbackends
 from hwbackends.engines.transformers.drafters import NGramDrafter, missing_counts
+from hwbackends.engines.transformers.graphs import record_cuda
 from hwbackends.engines.transformers.requests import RequestState
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.settings import RunnerSettings
@@ -312,3 +313,26 @@ def test_a_batch_beyond_the_graph_limits_is_refused() -> None:
     runner = make_runner("lfm2", max_batch=3)
     with pytest.raises(GraphLimitError, match="max_batch: got 4"):
         runner.sidecar.init_graph_state(4, 4)
+
+
+@pytest.mark.cuda
+@models
+@layouts
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_gpu_replays_the_metadata_and_gives_the_stock_tokens(name: str, layout: str, drafts: int) -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    drafter = seeded(name, PROMPTS) if drafts else None
+    limits = RunnerSettings(
+        layout=layout,  # type: ignore[arg-type]
+        max_batch=5,
+        max_len=96,
+        chunk_size=CHUNK,
+        draft_tokens=drafts,
+        keep_logits=True,
+    )
+    backend = hwbackends.load("cuda", device="cuda")
+    runner = PackedRunner(tiny_model(name, seed=3, device="cuda"), backend, limits, drafter, record_cuda)
+    before, captures = runner.addresses(), runner.sidecar.resolutions
+    serve_all(runner, name)
+    assert runner.addresses() == before
+    assert runner.sidecar.resolutions == captures + runner.counters.by_mode["extend"]
