@@ -97,6 +97,8 @@ class Session:
             try:
                 contender.setup()
                 found = asdict(timing.in_graph(contender.work, contender.count))
+                if not found["launches"]:
+                    found["us"] = 0.0
                 if case.eager:
                     found["eager_host_us"] = timing.eager_host(lambda i, c=contender: c.work(i % c.count))  # type: ignore[misc]
             except Exception as error:

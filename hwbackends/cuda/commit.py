@@ -10,7 +10,7 @@ from torch import Tensor
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_commit import commit_kernel, copy_slots_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, cdiv, note_change
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change
 from hwbackends.errors import StrideError
 from hwbackends.state import StatePool
 
@@ -49,7 +49,8 @@ def update_mamba_state_after_mtp_verify(
     tensors = (requests, pool.mamba_index_mapping.contiguous(), table, steps, drafts, track, track_steps, lengths)
     for launch, storages in plans:
         launch([*storages, *tensors])
-    note_change()
+    if capturing():
+        note_change()
 
 
 Plans = list[tuple[Launch, tuple[Tensor, ...]]]
@@ -143,7 +144,8 @@ def _move(pool: StatePool, source: Tensor, destination: Tensor, clear: bool) -> 
         plans = pool.cache[key] = [_move_plan(state, source.shape[0], clear) for state in _slot_tensors(pool)]
     for launch, state in plans:
         launch([state, source.contiguous(), destination.contiguous()])
-    note_change()
+    if capturing():
+        note_change()
 
 
 def _slot_tensors(pool: StatePool) -> list[Tensor]:

@@ -3,7 +3,6 @@ the same shapes, strides, dtypes and options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, cdiv, current_chain, interpreting
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, may_depend
 from hwbackends.errors import DeviceError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
@@ -31,9 +30,13 @@ def conv_decode(
 ) -> Tensor:
     """One token per request; the slot becomes win_b(1). See `hookspecs.conv_decode`."""
     plan = metadata.cache.get(state)
-    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
-        plan = _plan("conv_decode", x, weight, bias, state, metadata, activation, residual, out)
-    return plan(x, weight, bias, out)
+    if (
+        type(plan) is ConvPlan
+        and plan.hook == "conv_decode"
+        and plan.serves(x, weight, bias, activation, residual, out)
+    ):
+        return plan(x, weight, bias, out)
+    return _plan("conv_decode", x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
 
 
 def conv_extend(
@@ -48,9 +51,13 @@ def conv_extend(
 ) -> Tensor:
     """Packed requests of any length; the slot becomes win_b(T_b). See `hookspecs.conv_extend`."""
     plan = metadata.cache.get(state)
-    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
-        plan = _plan("conv_extend", x, weight, bias, state, metadata, activation, residual, out)
-    return plan(x, weight, bias, out)
+    if (
+        type(plan) is ConvPlan
+        and plan.hook == "conv_extend"
+        and plan.serves(x, weight, bias, activation, residual, out)
+    ):
+        return plan(x, weight, bias, out)
+    return _plan("conv_extend", x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
 
 
 def conv_target_verify(
@@ -65,9 +72,15 @@ def conv_target_verify(
 ) -> Tensor:
     """N drafts per request; the committed state stays. See `hookspecs.conv_target_verify`."""
     plan = metadata.cache.get(state)
-    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
-        plan = _plan("conv_target_verify", x, weight, bias, state, metadata, activation, residual, out)
-    return plan(x, weight, bias, out)
+    if (
+        type(plan) is ConvPlan
+        and plan.hook == "conv_target_verify"
+        and plan.serves(x, weight, bias, activation, residual, out)
+    ):
+        return plan(x, weight, bias, out)
+    return _plan("conv_target_verify", x, weight, bias, state, metadata, activation, residual, out)(
+        x, weight, bias, out
+    )
 
 
 def conv_draft_extend(
@@ -82,48 +95,49 @@ def conv_draft_extend(
 ) -> Tensor:
     """N drafts per request; the slot becomes win_b(num_accept_tokens[b]). See `hookspecs.conv_draft_extend`."""
     plan = metadata.cache.get(state)
-    if type(plan) is not ConvPlan or not plan.serves(x, weight, bias, activation, residual, out):
-        plan = _plan("conv_draft_extend", x, weight, bias, state, metadata, activation, residual, out)
-    return plan(x, weight, bias, out)
+    if (
+        type(plan) is ConvPlan
+        and plan.hook == "conv_draft_extend"
+        and plan.serves(x, weight, bias, activation, residual, out)
+    ):
+        return plan(x, weight, bias, out)
+    return _plan("conv_draft_extend", x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
 
 
 class Call:
-    """What a launch plan fixes of a conv call, and how it tells that another call is of the same kind."""
+    """What a launch plan fixes of a conv call, and how it tells that another call is of the same kind: by everything
+    but the addresses of x and out."""
 
     __slots__ = (
-        "activation", "bias", "device", "dtype", "out_strides", "residual", "shape", "strides", "weight",
-        "weight_dtype", "weight_strides",
+        "activation", "bias", "bias_form", "dense", "device", "dtype", "out_strides", "residual", "shape", "strides",
+        "weight", "weight_form",
     )  # fmt: skip
 
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
     ) -> None:
         self.dtype, self.shape, self.strides, self.device = x.dtype, x.shape, x.stride(), x.get_device()
-        self.weight, self.weight_dtype, self.weight_strides = weight.data_ptr(), weight.dtype, weight.stride()
-        self.bias = None if bias is None else (bias.data_ptr(), bias.dtype, bias.stride())
+        self.dense = x.is_contiguous()
+        self.weight, self.weight_form = weight, _form(weight)
+        self.bias, self.bias_form = bias, _form(bias)
         self.activation, self.residual = activation, residual
         self.out_strides = None if out is None else out.stride()
 
     def serves(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
     ) -> bool:
-        """Whether a call differs from the planned one in nothing but the addresses of x and out."""
+        """Whether the plan fits a call."""
         return (
             x.shape == self.shape
             and x.dtype is self.dtype
-            and x.stride() == self.strides
+            and (x.is_contiguous() if self.dense else x.stride() == self.strides)
             and x.get_device() == self.device
-            and weight.data_ptr() == self.weight
-            and weight.stride() == self.weight_strides
-            and weight.dtype is self.weight_dtype
+            and (weight is self.weight or _form(weight) == self.weight_form)
+            and (bias is self.bias or _form(bias) == self.bias_form)
             and activation == self.activation
             and residual is self.residual
-            and (bias is None if self.bias is None else self._same_bias(bias))
             and (out is None if self.out_strides is None else self._same_out(out))
         )
-
-    def _same_bias(self, bias: Tensor | None) -> bool:
-        return bias is not None and (bias.data_ptr(), bias.dtype, bias.stride()) == self.bias
 
     def _same_out(self, out: Tensor | None) -> bool:
         return (
@@ -134,36 +148,40 @@ class Call:
             and out.get_device() == self.device
         )
 
+    def output(self, x: Tensor) -> Tensor:
+        """A new output."""
+        return torch.empty_like(x) if self.dense else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _form(tensor: Tensor | None) -> tuple[object, ...] | None:
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+
 
 class ConvPlan(Call):
-    """One conv call made ready: the launch, and the addresses that never move.
+    """One conv call made ready: its launch.
 
     Args:
-        first: the call that is planned.
-        launch: kernel, grid and constants.
-        fixed: tensors of the launch behind x, weight, bias, with None in the place of out.
-        span: addresses of the state that the launch reads early and writes; None: it never runs as a dependent.
-        copy: whether x has to be made contiguous first.
+        hook: the hook that was called.
+        call: the call that is planned, as `Call` takes it.
+        launch: kernel, grid, constants and the tensors that never move.
+        span: addresses of the state that the launch reads early and writes.
     """
 
-    __slots__ = ("_fixed", "_launch", "_pointers", "_span", "copy")
+    __slots__ = ("copy", "hook", "launch", "span")
 
-    def __init__(
-        self, first: tuple[Any, ...], launch: Launch, fixed: Sequence[Tensor | None], span: tuple[int, int] | None
-    ) -> None:
-        super().__init__(*first)
-        self._launch, self._fixed, self._span = launch, tuple(fixed), span
-        self.copy = not _rows_contiguous(first[0])
+    def __init__(self, hook: str, call: tuple[Any, ...], launch: Launch, span: tuple[int, int]) -> None:
+        super().__init__(*call)
+        self.hook = hook
+        self.launch, self.span = launch, span
+        self.copy = not _rows_contiguous(call[0])
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """Launch; returns out, allocated if None."""
         if self.copy:
             x = x.contiguous()
         if out is None:
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        tensors = [x, weight, weight if bias is None else bias, *(out if t is None else t for t in self._fixed)]
-        chain = current_chain() if self._span is not None else None
-        self._launch(tensors, dependent=chain is not None and chain.may_depend(*self._span))  # type: ignore[misc]
+            out = self.output(x)
+        self.launch([x, weight, weight if bias is None else bias, out], capturing() and may_depend(*self.span))
         return out
 
 
@@ -182,8 +200,8 @@ def _plan(
     check_device(hook, x)
     make = {"conv_decode": _decode, "conv_extend": _extend}.get(hook, _draft)
     options = conv_constants(x, weight, bias, state, activation, residual, out)
-    launch, fixed, span = make(hook, x, state, metadata, options)
-    plan = ConvPlan((x, weight, bias, activation, residual, out), launch, fixed, span)
+    launch = make(hook, x, state, metadata, options)
+    plan = ConvPlan(hook, (x, weight, bias, activation, residual, out), launch, span(state))
     metadata.cache[state] = plan
     return plan
 
@@ -247,32 +265,28 @@ def span(state: ConvState) -> tuple[int, int]:
     return start, start + width * tensor.element_size()
 
 
-Prepared = tuple[Launch, list[Tensor | None], tuple[int, int] | None]
-
-
-def _decode(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+def _decode(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     rows = x.shape[0]
     block, warps = tuning.decode(rows, state.dim)
     options |= {"TRACK": metadata.tracks, "TAIL": rows > metadata.num_reqs, "PDL": False, "BLOCK_D": block}
+    fixed = [state.tensor, metadata.cache_indices, positions(state, metadata), metadata.mamba_track_indices]
+    constants = ordered(conv_decode_kernel, options)
     grid = rows * cdiv(state.dim, block)
-    launch = Launch(conv_decode_kernel, grid, [metadata.num_reqs], ordered(conv_decode_kernel, options), warps)
-    where = positions(state, metadata)
-    return launch, [state.tensor, None, metadata.cache_indices, where, metadata.mamba_track_indices], span(state)
+    return Launch(conv_decode_kernel, grid, [metadata.num_reqs], constants, warps, fixed)
 
 
-def _extend(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+def _extend(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     rows, requests = x.shape[0], metadata.num_reqs
     block, tile, warps = tuning.extend(rows, state.dim)
-    options |= {"TRACK": metadata.tracks, "BLOCK_D": block, "BLOCK_T": tile}
-    grid = (requests + cdiv(rows, tile)) * cdiv(state.dim, block)
-    scalars = [requests, rows, metadata.num_tokens]
-    launch = Launch(conv_extend_kernel, grid, scalars, ordered(conv_extend_kernel, options), warps)
+    options |= {"TRACK": metadata.tracks, "PDL": False, "BLOCK_D": block, "BLOCK_T": tile}
     fixed = [
-        state.tensor, None, metadata.cache_indices, metadata.source_indices, metadata.query_start_loc,
+        state.tensor, metadata.cache_indices, metadata.source_indices, metadata.query_start_loc,
         metadata.has_initial_state, positions(state, metadata), metadata.seq_idx, metadata.mamba_track_indices,
         metadata.mamba_track_tokens,
     ]  # fmt: skip
-    return launch, fixed, None
+    grid = (requests + cdiv(rows, tile)) * cdiv(state.dim, block)
+    scalars = [requests, rows, metadata.num_tokens]
+    return Launch(conv_extend_kernel, grid, scalars, ordered(conv_extend_kernel, options), warps, fixed)
 
 
 def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
@@ -282,7 +296,7 @@ def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
     return {"N": metadata.draft_token_num, "RS": strides[0], "RR": strides[1], "RD": strides[2] if state.dim > 1 else 1}
 
 
-def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Prepared:
+def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     commit = hook == "conv_draft_extend"
     rows, drafts = x.shape[0], metadata.draft_token_num
     requests = cdiv(rows, drafts)
@@ -291,13 +305,10 @@ def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, optio
     # a draft extend commits at once: only a ring keeps its draft rows, which are the committed rows too
     options |= {"COMMIT": commit, "SAVE": not commit or state.layout == "ring"}
     options |= {"TRACK": commit and metadata.tracks, "PDL": False, "BLOCK_D": block}
-    grid = requests * cdiv(state.dim, block)
-    scalars = [metadata.num_reqs, rows]
-    launch = Launch(conv_draft_kernel, grid, scalars, ordered(conv_draft_kernel, options), warps)
     fixed = [
-        state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, None, metadata.cache_indices,
+        state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, metadata.cache_indices,
         positions(state, metadata), metadata.draft_indices, metadata.has_initial_state, metadata.num_accept_tokens,
         metadata.mamba_track_indices, metadata.mamba_track_tokens,
     ]  # fmt: skip
-    # a draft extend may follow another one over the same slots in one captured step: never a dependent
-    return launch, fixed, None if commit else span(state)
+    grid, scalars = requests * cdiv(state.dim, block), [metadata.num_reqs, rows]
+    return Launch(conv_draft_kernel, grid, scalars, ordered(conv_draft_kernel, options), warps, fixed)

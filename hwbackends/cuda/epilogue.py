@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, ordered, positions, span
 from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
-from hwbackends.cuda.launch import Launch, cdiv, current_chain, power_of_two
+from hwbackends.cuda.launch import Launch, capturing, cdiv, may_depend, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
@@ -71,19 +70,18 @@ def fused_target_verify_add_rmsnorm(
 class FusedPlan(Call):
     """One fused call made ready; see `conv.ConvPlan`."""
 
-    __slots__ = ("_copy", "_fixed", "_launch", "_norm", "_span", "_stream")
+    __slots__ = ("_copy", "_launch", "_norm", "_span", "_stream")
 
     def __init__(
         self,
         call: tuple[Any, ...],
         launch: Launch,
-        fixed: tuple[Tensor, ...],
         where: tuple[int, int],
         residual_stream: Tensor,
         norm: tuple[object, ...],
     ) -> None:
         super().__init__(*call)
-        self._launch, self._fixed, self._span = launch, fixed, where
+        self._launch, self._span = launch, where
         self._stream, self._norm = residual_stream.stride(), norm
         self._copy = call[0].shape[1] > 1 and call[0].stride(1) != 1
 
@@ -121,12 +119,9 @@ class FusedPlan(Call):
         if self._copy:
             x = x.contiguous()
         if out is None:
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        state, drafts, *rest = self._fixed
-        beta = weight if bias is None else bias
-        tensors = [x, weight, beta, state, drafts, residual_stream, norm_weight, out, *rest]
-        chain = current_chain()
-        self._launch(tensors, dependent=chain is not None and chain.may_depend(*self._span))
+            out = self.output(x)
+        tensors = [x, weight, weight if bias is None else bias, out, residual_stream, norm_weight]
+        self._launch(tensors, capturing() and may_depend(*self._span))
         return out
 
 
@@ -155,13 +150,13 @@ def _plan(
     options |= {"SH": residual_stream.stride(0), "BLOCK_D": power_of_two(state.dim)}
     grid, warps = cdiv(x.shape[0], tokens), tuning.epilogue(x.shape[0], state.dim)
     scalars = [eps, metadata.num_reqs, x.shape[0]]
-    constants = ordered(fused_add_rmsnorm_kernel, options)
-    launch = Launch(fused_add_rmsnorm_kernel, grid, scalars, constants, warps)
     fixed = (
         state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, metadata.cache_indices,
         positions(state, metadata), metadata.draft_indices, metadata.mamba_track_indices,
     )  # fmt: skip
+    constants = ordered(fused_add_rmsnorm_kernel, options)
+    launch = Launch(fused_add_rmsnorm_kernel, grid, scalars, constants, warps, fixed)
     norm = (norm_weight.data_ptr(), norm_weight.dtype, norm_weight.stride(), eps)
-    plan = FusedPlan(call, launch, fixed, span(state), residual_stream, norm)
+    plan = FusedPlan(call, launch, span(state), residual_stream, norm)
     metadata.cache[state, "fused"] = plan
     return plan

@@ -93,11 +93,12 @@ def _sum(rows, w, bias, START: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr,
 
 @triton.jit(do_not_specialize=["num_reqs"])
 def conv_decode_kernel(
-    x, weight, bias, state, out, cache_indices, positions, track_indices, num_reqs,
+    x, weight, bias, out, state, cache_indices, positions, track_indices, num_reqs,
     D: tl.constexpr, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, TAIL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr,
+    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, TAIL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One token per request: conv, new window into the slot and, with TRACK, into the track slot."""
     if PDL:
@@ -180,7 +181,7 @@ def _extend_head(
     track_indices, track_tokens, b, d, inside,
     W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr, SX: tl.constexpr, SO: tl.constexpr,
     SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, ACC: tl.constexpr,
+    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One request: its first S outputs, its new window and its track window. The same program reads the history and
     writes the slot, for its channels, so no other program can see a half-written slot."""
@@ -195,9 +196,14 @@ def _extend_head(
         first = first - S
     live = slot > 0
     ok = live & has & (source > 0)
+    if TRACK:
+        track = tl.load(track_indices + b)
+        k = tl.load(track_tokens + b)
     rows = ()
     for i in tl.static_range(S):
         rows = rows + (_history_row(state, source, ok, first, i, d, inside, LAYOUT, C, SS, SR, SD),)
+    if PDL:
+        gdc_wait()
     for i in tl.static_range(S):
         mask = _every(i < length, d) & inside
         rows = rows + (tl.load(x + (start + i).to(tl.int64) * SX + d, mask=mask, other=0.0),)
@@ -206,8 +212,6 @@ def _extend_head(
         new = new + (_virtual_row(x, state, source, ok, first, start, length + i, length, d, inside,
                                   S, LAYOUT, C, SX, SS, SR, SD),)  # fmt: skip
     if TRACK:
-        track = tl.load(track_indices + b)
-        k = tl.load(track_tokens + b)
         kept = ()
         for i in tl.static_range(S):
             kept = kept + (_virtual_row(x, state, source, ok, first, start, tl.maximum(k, 0) + i, length, d, inside,
@@ -230,41 +234,57 @@ def _extend_head(
 
 @triton.jit
 def _extend_body(
-    x, w, beta, out, seq_idx, t, num_rows, num_tokens, d, inside,
+    x, w, beta, out, seq_idx, cache_indices, t, num_rows, num_tokens, d, inside,
     W: tl.constexpr, SX: tl.constexpr, SO: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    RESIDUAL: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr,
+    RESIDUAL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T consecutive tokens: outputs of those whose whole window lies in x, and zeros behind the last token.
-    A token stands at least S tokens into its request exactly where the token S before it has the same request."""
+    A token stands at least S tokens into its request exactly where the token S before it has the same request; where
+    the first and the last row of the block have one owner, so have all."""
     S: tl.constexpr = W - 1
+    end = t + BLOCK_T - 1
+    owner = tl.load(seq_idx + end, mask=end < num_tokens, other=-1)
+    before = tl.load(seq_idx + t - S, mask=(t >= S) & (t - S < num_tokens), other=-1)
+    whole = (owner >= 0) & (owner == before)
+    live = tl.load(cache_indices + owner, mask=whole, other=0) > 0
+    if PDL:
+        gdc_wait()
     rows = ()
     for i in tl.static_range(S + BLOCK_T):
         row = t - S + i
         mask = _every((row >= 0) & (row < num_rows), d) & inside
         rows = rows + (tl.load(x + row.to(tl.int64) * SX + d, mask=mask, other=0.0),)
-    owners = ()
-    for i in tl.static_range(S + BLOCK_T):
-        row = t - S + i
-        owners = owners + (tl.load(seq_idx + row, mask=(row >= 0) & (row < num_tokens), other=-1),)
-    for i in tl.static_range(BLOCK_T):
-        owner = owners[S + i]
-        acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
-        value = tl.where(_every(owner >= 0, d), acc, 0.0).to(out.dtype.element_ty)
-        mine = (t + i < num_rows) & ((owner < 0) | (owner == owners[i]))
-        tl.store(out + (t + i).to(tl.int64) * SO + d, value, mask=_every(mine, d) & inside)
+    if whole:
+        for i in tl.static_range(BLOCK_T):
+            acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
+            value = tl.where(_every(live, d), acc, 0.0).to(out.dtype.element_ty)
+            tl.store(out + (t + i).to(tl.int64) * SO + d, value, mask=inside)
+    else:
+        for i in tl.static_range(BLOCK_T):
+            row = t + i
+            mine = tl.load(seq_idx + row, mask=row < num_tokens, other=-1)
+            earlier = tl.load(seq_idx + row - S, mask=(row >= S) & (row - S < num_tokens), other=-1)
+            alive = tl.load(cache_indices + mine, mask=mine >= 0, other=0) > 0
+            acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
+            value = tl.where(_every(alive, d), acc, 0.0).to(out.dtype.element_ty)
+            mask = _every((row < num_rows) & ((mine < 0) | (mine == earlier)), d) & inside
+            tl.store(out + row.to(tl.int64) * SO + d, value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tokens"])
 def conv_extend_kernel(
-    x, weight, bias, state, out, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
+    x, weight, bias, out, state, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
     seq_idx, track_indices, track_tokens, num_reqs, num_rows, num_tokens,
     D: tl.constexpr, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    RESIDUAL: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Any number of tokens per request: the first `num_reqs` programs of a channel block serve the heads of the
     requests with their state, the others the tokens behind the heads."""
+    if PDL:
+        gdc_launch_dependents()
     BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     d, inside = _channels(tl.program_id(0) % BLOCKS, D, BLOCK_D)
     item = tl.program_id(0) // BLOCKS
@@ -274,12 +294,12 @@ def conv_extend_kernel(
         _extend_head(
             x, w, beta, state, out, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
             track_indices, track_tokens, item, d, inside,
-            W, LAYOUT, C, SX, SO, SS, SR, SD, BIAS, SILU, RESIDUAL, TRACK, ACC,
+            W, LAYOUT, C, SX, SO, SS, SR, SD, BIAS, SILU, RESIDUAL, TRACK, PDL, ACC,
         )  # fmt: skip
     else:
         _extend_body(
-            x, w, beta, out, seq_idx, (item - num_reqs) * BLOCK_T, num_rows, num_tokens, d, inside,
-            W, SX, SO, BIAS, SILU, RESIDUAL, ACC, BLOCK_T,
+            x, w, beta, out, seq_idx, cache_indices, (item - num_reqs) * BLOCK_T, num_rows, num_tokens, d, inside,
+            W, SX, SO, BIAS, SILU, RESIDUAL, PDL, ACC, BLOCK_T,
         )  # fmt: skip
 
 
@@ -341,7 +361,7 @@ def _store_chosen(
 
 @triton.jit(do_not_specialize=["num_reqs", "num_rows"])
 def conv_draft_kernel(
-    x, weight, bias, state, drafts, out, cache_indices, positions, draft_indices, has_initial_state,
+    x, weight, bias, out, state, drafts, cache_indices, positions, draft_indices, has_initial_state,
     num_accept_tokens, track_indices, track_tokens, num_reqs, num_rows,
     D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,

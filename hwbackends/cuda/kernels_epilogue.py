@@ -74,7 +74,7 @@ def _add_norm(
 
 @triton.jit(do_not_specialize=["eps", "num_reqs", "num_rows"])
 def fused_add_rmsnorm_kernel(
-    x, weight, bias, state, drafts, residual_stream, norm_weight, out, cache_indices, positions, draft_indices,
+    x, weight, bias, out, residual_stream, norm_weight, state, drafts, cache_indices, positions, draft_indices,
     track_indices, eps, num_reqs, num_rows,
     D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SH: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,

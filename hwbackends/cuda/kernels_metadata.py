@@ -147,48 +147,56 @@ def prepare_uniform_kernel(
         out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
         slot, slot, initial, n, request, offset, track, k, b, inside,
     )  # fmt: skip
-    tl.store(out_start + b, b * TOKENS, mask=b < padded_reqs + 1)
+    tl.store(out_start + b + 1, (b + 1) * TOKENS, mask=inside)
+    tl.store(out_start + b, b * 0, mask=b == 0)
 
 
 @triton.jit
-def _lengths(
-    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, b, live,
-    V2P: tl.constexpr, GIVEN: tl.constexpr,
-):  # fmt: skip
-    """Tokens of each request, 0 for padded rows."""
-    _request, slot = _slots(req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, live, V2P, GIVEN)
-    length = tl.load(extend_seq_lens + b, mask=slot > 0, other=0).to(tl.int32)
-    return tl.maximum(length, 0)
+def _lengths(extend_seq_lens, b, live_count):
+    """Tokens of each request, 0 at and behind the live count."""
+    return tl.maximum(tl.load(extend_seq_lens + b, mask=b < live_count, other=0).to(tl.int32), 0)
 
 
 @triton.jit
 def _extend_owners(
-    req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, out_owner, live_count, num_tokens, t0,
-    V2P: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr,
+    extend_seq_lens, out_owner, live_count, num_tokens, t0,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """The request of BLOCK_T tokens from t0 on. Token t belongs to request #{r : end of r <= t}: the ends inside the
-    tile are counted by place (histogram) and summed up; empty requests end where they begin and are passed over."""
+    """The request of BLOCK_T tokens from t0 on. Token t belongs to request #{r : end of r <= t}: the ends are counted
+    by place in the tile (histogram), earlier ones at its first token, and summed up. Empty requests end where they
+    begin and are passed over; a token that every request ends before has no owner."""
     b = tl.arange(0, BLOCK)
     t = tl.arange(0, BLOCK_T)
-    ends = tl.zeros([BLOCK_T], tl.int32)
-    before = 0
-    total = 0
-    done = 0
-    while (done < live_count) & (total < t0 + BLOCK_T):
-        row = done + b
-        known = row < live_count
-        length = _lengths(
-            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, row, known, V2P, GIVEN
-        )
-        end = total + tl.cumsum(length, axis=0)
-        before += tl.sum((known & (end <= t0)).to(tl.int32), axis=0)
-        here = known & (end > t0) & (end < t0 + BLOCK_T)
-        ends += tl.histogram(tl.where(here, end - t0, 0), BLOCK_T, mask=here)
-        total += tl.sum(length, axis=0)
-        done += BLOCK
-    owner = before + tl.cumsum(ends, axis=0)
-    owner = tl.where(t0 + t < total, owner, PADDED)
+    if SINGLE:
+        end = tl.cumsum(_lengths(extend_seq_lens, b, live_count), axis=0)
+        here = (b < live_count) & (end < t0 + BLOCK_T)
+        ends = tl.histogram(tl.where(here, tl.maximum(end - t0, 0), 0), BLOCK_T, mask=here)
+    else:
+        ends = tl.zeros([BLOCK_T], tl.int32)
+        total = 0
+        done = 0
+        while (done < live_count) & (total < t0 + BLOCK_T):
+            length = _lengths(extend_seq_lens, done + b, live_count)
+            end = total + tl.cumsum(length, axis=0)
+            here = (done + b < live_count) & (end < t0 + BLOCK_T)
+            ends += tl.histogram(tl.where(here, tl.maximum(end - t0, 0), 0), BLOCK_T, mask=here)
+            total += tl.sum(length, axis=0)
+            done += BLOCK
+    owner = tl.cumsum(ends, axis=0)
+    owner = tl.where(owner < live_count, owner, PADDED)
     tl.store(out_owner + t0 + t, owner, mask=t0 + t < num_tokens)
+
+
+@triton.jit
+def _sum_before(extend_seq_lens, count, TILE: tl.constexpr):
+    """Tokens of the first `count` requests."""
+    lane = tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.int32)
+    done = 0
+    while done < count:
+        total += _lengths(extend_seq_lens, done + lane, count)
+        done += TILE
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -198,29 +206,21 @@ def _extend_rows(
     out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
     live_count, padded_reqs, b0,
     INTERVAL: tl.constexpr, V2P: tl.constexpr, GIVEN: tl.constexpr, INITIAL: tl.constexpr, SOURCE: tl.constexpr,
-    LAZY: tl.constexpr, TRACK: tl.constexpr, BLOCK: tl.constexpr,
+    LAZY: tl.constexpr, TRACK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of BLOCK requests from b0 on; first the sum of all lengths before them."""
-    lane = tl.arange(0, BLOCK)
-    earlier = tl.zeros([BLOCK], tl.int32)
-    done = 0
-    while done < b0:
-        row = done + lane
-        earlier += _lengths(
-            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, row, row < live_count,
-            V2P, GIVEN,
-        )  # fmt: skip
-        done += BLOCK
-    b = b0 + lane
+    """Rows of BLOCK requests from b0 on; their offsets follow the sum of all lengths before them."""
+    b = b0 + tl.arange(0, BLOCK)
     inside = b < padded_reqs
     request, slot = _slots(
         req_pool_indices, mamba_index_mapping, v2p, cache_indices, b, inside & (b < live_count), V2P, GIVEN
     )
     live = slot > 0
-    length = tl.maximum(tl.load(extend_seq_lens + b, mask=live, other=0).to(tl.int32), 0)
-    end = tl.sum(earlier, axis=0) + tl.cumsum(length, axis=0)
+    length = _lengths(extend_seq_lens, b, live_count)
+    end = tl.cumsum(length, axis=0)
+    if b0 > 0:
+        end += _sum_before(extend_seq_lens, tl.minimum(b0, live_count), TILE)
     tl.store(out_start + b + 1, end, mask=inside)
-    tl.store(out_start + b, 0, mask=b == 0)
+    tl.store(out_start + b, b * 0, mask=b == 0)
     n = tl.load(computed_lens + b, mask=live, other=0).to(tl.int32)
     initial = live & (n > 0)
     if INITIAL:
@@ -259,7 +259,7 @@ def prepare_extend_kernel(
     out_owner, num_reqs, padded_reqs, num_tokens, request_programs,
     INTERVAL: tl.constexpr, V2P: tl.constexpr, GIVEN: tl.constexpr, INITIAL: tl.constexpr, SOURCE: tl.constexpr,
     LAZY: tl.constexpr, TRACK: tl.constexpr, COUNTED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_T: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """Metadata of extend. The first `request_programs` programs take BLOCK_R requests each, the others BLOCK_T
     tokens each and read the lengths in tiles of BLOCK_B."""
@@ -271,11 +271,8 @@ def prepare_extend_kernel(
             has_initial_state, source_indices, num_accepted_tokens, track_mask, track_indices, track_seqlens,
             out_cache, out_source, out_start, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
             live_count, padded_reqs, part * BLOCK_R,
-            INTERVAL, V2P, GIVEN, INITIAL, SOURCE, LAZY, TRACK, BLOCK_R,
+            INTERVAL, V2P, GIVEN, INITIAL, SOURCE, LAZY, TRACK, BLOCK_R, BLOCK_B,
         )  # fmt: skip
     else:
-        _extend_owners(
-            req_pool_indices, mamba_index_mapping, v2p, cache_indices, extend_seq_lens, out_owner, live_count,
-            num_tokens, (part - request_programs) * BLOCK_T,
-            V2P, GIVEN, BLOCK_B, BLOCK_T,
-        )  # fmt: skip
+        t0 = (part - request_programs) * BLOCK_T
+        _extend_owners(extend_seq_lens, out_owner, live_count, num_tokens, t0, BLOCK_B, BLOCK_T, SINGLE)

@@ -4,7 +4,7 @@ dependent launch safe. Nothing here knows what a kernel computes."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,22 +20,23 @@ def interpreting() -> bool:
 
 
 class Launch:
-    """One kernel with its compile-time arguments, grid and scalars; a call passes tensors.
+    """One kernel with its compile-time arguments, grid, scalars and unmoving tensors; a call passes the others.
 
     The first call of each kind goes through triton's own entry point, which compiles. Later calls hand the compiled
-    kernel plain addresses, at about a third of the time. Pointers that a caller may pass at any alignment are looked
-    at on every call: the compiled kernel was specialised for addresses that 16 divides.
+    kernel plain addresses, in a fraction of the time. Kernels that read vectors are specialised for addresses that 16
+    divides; a call with another address takes triton's entry point again.
 
     Args:
         kernel: a `triton.jit` function whose parameters are pointers, scalars, compile-time constants, in this order.
         grid: number of programs.
-        scalars: run-time scalars, fixed for this launch.
+        scalars: run-time scalars behind those that a call passes.
         constants: compile-time arguments by name, in the order of the kernel's parameters.
         num_warps: warps per program.
+        fixed: tensors behind those that a call passes; their addresses never move.
         aligned: whether the kernel is specialised on the alignment of its pointers.
     """
 
-    __slots__ = ("_aligned", "_compiled", "_constants", "_grid", "_kernel", "_options", "_scalars")
+    __slots__ = ("_aligned", "_compiled", "_constants", "_fixed", "_grid", "_kernel", "_options", "_scalars")
 
     def __init__(
         self,
@@ -44,75 +45,84 @@ class Launch:
         scalars: Sequence[int | float],
         constants: dict[str, Any],
         num_warps: int,
+        fixed: Sequence[Tensor] = (),
         aligned: bool = True,
     ) -> None:
         self._kernel, self._grid, self._scalars, self._constants = kernel, grid, tuple(scalars), constants
         # contraction is off: every product that is fused with a sum is written so, in every kernel alike
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
-        self._aligned = aligned
+        self._fixed, self._aligned = tuple(fixed), aligned
         self._compiled: dict[bool, tuple[Any, ...]] = {}
 
-    def __call__(
-        self, tensors: Sequence[Tensor], dependent: bool = False, scalars: tuple[int | float, ...] | None = None
-    ) -> None:
+    def __call__(self, tensors: Sequence[Tensor], dependent: bool = False, first: tuple[int, ...] = ()) -> None:
         """Launch on the current stream.
 
         Args:
-            tensors: pointers, in the kernel's order.
+            tensors: leading pointers of the kernel.
             dependent: launch as a programmatic dependent of what was launched before.
-            scalars: run-time scalars of this call; None: those of the constructor.
+            first: leading scalars of the kernel.
         """
-        if not self._grid:
-            return
-        if scalars is None:
-            scalars = self._scalars
-        compiled = self._compiled.get(dependent)
-        if compiled is None:
-            self._first(tensors, dependent, scalars)
-            return
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        if self._aligned:
-            every = 0
-            for pointer in pointers:
-                every |= pointer
-            if every & 15:
-                self._entry(tensors, dependent, scalars)
+        ready = self._compiled.get(dependent)
+        if ready is not None:
+            launch, head, device, pointers, tail = ready
+            leading = [tensor.data_ptr() for tensor in tensors]
+            if (not self._aligned or not _together(leading) & 15) and torch._C._cuda_getDevice() == device:
+                stream = torch._C._cuda_getCurrentRawStream(device)
+                launch(self._grid, 1, 1, stream, *head, *leading, *pointers, *first, *tail)
                 return
-        run, function, packed, device, tail = compiled
-        if device != torch._C._cuda_getDevice():
-            self._entry(tensors, dependent, scalars)
+        elif not self._grid:
             return
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(self._grid, 1, 1, stream, function, packed, None, None, None, *pointers, *scalars, *tail)
+        self._compile_and_launch(tensors, dependent, first, keep=ready is None)
 
-    def _first(self, tensors: Sequence[Tensor], dependent: bool, scalars: tuple[int | float, ...]) -> None:
-        compiled = self._entry(tensors, dependent, scalars)
-        unaligned = self._aligned and any(tensor.data_ptr() & 15 for tensor in tensors)
-        if unaligned or interpreting() or not hasattr(compiled, "packed_metadata"):
+    def _compile_and_launch(
+        self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], keep: bool
+    ) -> None:
+        compiled = self._entry(tensors, dependent, first)
+        unaligned = self._aligned and any(t.data_ptr() & 15 for t in (*tensors, *self._fixed))
+        if not keep or unaligned or interpreting():
             return
-        self._keep(compiled, dependent, tensors[0].get_device())
+        device = tensors[0].get_device()
+        self._keep(compiled, dependent, device)
         if "PDL" in self._constants and not dependent and dependent_launch():
             # loading a module is not allowed in a capture, so the other form is made ready now
-            other = self._entry(tensors, True, scalars, warmup=True)
-            self._keep(other, True, tensors[0].get_device())
+            self._keep(self._entry(tensors, True, first, warmup=True), True, device)
 
     def _keep(self, compiled: Any, dependent: bool, device: int) -> None:
         constants = self._constants | ({"PDL": True} if dependent else {})
-        handles = (compiled.run, compiled.function, compiled.packed_metadata, device)
-        self._compiled[dependent] = (*handles, tuple(constants.values()))
+        pointers = tuple(tensor.data_ptr() for tensor in self._fixed)
+        self._compiled[dependent] = (*_entry_of(compiled), device, pointers, (*self._scalars, *constants.values()))
 
-    def _entry(
-        self, tensors: Sequence[Tensor], dependent: bool, scalars: tuple[int | float, ...], warmup: bool = False
-    ) -> Any:
+    def _entry(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], warmup: bool = False) -> Any:
+        arguments = (*tensors, *self._fixed, *first, *self._scalars)
         if interpreting():
-            return self._kernel[(self._grid,)](*tensors, *scalars, **self._constants)
+            return self._kernel[(self._grid,)](*arguments, **self._constants)
         constants, options = self._constants, self._options
         if dependent:
             constants, options = constants | {"PDL": True}, options | {"launch_pdl": True}
         with torch.cuda.device(tensors[0].device):
             if warmup:
-                return self._kernel.warmup(*tensors, *scalars, grid=(self._grid,), **constants, **options)
-            return self._kernel[(self._grid,)](*tensors, *scalars, **constants, **options)
+                return self._kernel.warmup(*arguments, grid=(self._grid,), **constants, **options)
+            return self._kernel[(self._grid,)](*arguments, **constants, **options)
+
+
+def _together(pointers: list[int]) -> int:
+    every = 0
+    for pointer in pointers:
+        every |= pointer
+    return every
+
+
+def _entry_of(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What launches a compiled kernel, and its arguments between stream and kernel arguments.
+
+    `CompiledKernel.run` has one shape in triton 3.6 to 3.9. In 3.6 the C function below it is reached directly, which
+    saves the host a third of the call; its shape changed after that release.
+    """
+    run = compiled.run
+    if triton.__version__.startswith("3.6.") and not run.global_scratch_size and not run.profile_scratch_size:
+        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (compiled.function, *flags, compiled.packed_metadata, None, None, None)
+    return run, (compiled.function, compiled.packed_metadata, None, None, None)
 
 
 class Chain:
@@ -143,10 +153,13 @@ class Chain:
 
 _chains: dict[int, Chain] = {}
 
+capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.version.cuda else lambda: False
+"""Whether the current stream is being captured; never, where torch is built without CUDA."""
+
 
 def current_chain() -> Chain | None:
     """The chain of the current stream while it is captured on a device with dependent launch; else None."""
-    if interpreting() or not torch.cuda.is_current_stream_capturing() or not dependent_launch():
+    if not capturing() or not dependent_launch():
         return None
     stream = torch.cuda.current_stream().cuda_stream
     chain = _chains.get(stream)
@@ -155,10 +168,15 @@ def current_chain() -> Chain | None:
     return chain
 
 
+def may_depend(first: int, last: int) -> bool:
+    """Whether a conv over the state at addresses [first, last) may be launched as a dependent of what the current
+    capture holds; see `Chain`."""
+    chain = current_chain()
+    return chain is not None and chain.may_depend(first, last)
+
+
 def note_change() -> None:
     """Metadata or state was written by a plain launch: the next conv must not depend on it."""
-    if interpreting() or not torch.cuda.is_current_stream_capturing():
-        return
     chain = current_chain()
     if chain is not None:
         chain.changed = True

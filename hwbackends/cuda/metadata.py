@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
-from hwbackends.cuda.launch import Launch, cdiv, interpreting, note_change, power_of_two
+from hwbackends.cuda.launch import Launch, capturing, cdiv, interpreting, note_change, power_of_two
 from hwbackends.errors import DeviceError, ShapeError
 from hwbackends.metadata import ForwardMode, StepBatch, StepMetadata
 from hwbackends.state import StatePool
@@ -50,51 +50,51 @@ def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMe
 
 
 class PreparePlan:
-    """A prepare call made ready. `inputs` name the batch's tensors in the kernel's order; None stands for one that
-    the kernel does not read."""
+    """A prepare call made ready: which of the batch's tensors the kernel reads, of which form, and the launch."""
 
-    __slots__ = ("idle", "inputs", "launch", "outputs", "rows", "scalars")
+    __slots__ = ("_forms", "_inputs", "_launch", "_mode", "_rows")
 
-    def __init__(
-        self,
-        launch: Launch,
-        scalars: tuple[int, ...],
-        inputs: list[str | Tensor | None],
-        outputs: list[Tensor],
-        rows: int,
-        idle: bool,
-    ) -> None:
-        self.launch, self.scalars, self.inputs, self.outputs = launch, scalars, inputs, outputs
-        self.rows, self.idle = rows, idle
+    def __init__(self, batch: StepBatch, launch: Launch, inputs: list[str | Tensor | None], rows: int) -> None:
+        self._launch, self._inputs, self._rows = launch, inputs, rows
+        self._mode = batch.forward_mode
+        self._forms = [_form(tensor) for tensor in _fields(batch)]
+
+    def serves(self, batch: StepBatch) -> bool:
+        """Whether a batch is of the planned phase and brings the same tensors, in dtype, shape and device."""
+        if batch.forward_mode is not self._mode or batch.topk != 1:
+            return False
+        for tensor, form in zip(_fields(batch), self._forms, strict=True):
+            if tensor is None or form is None:
+                if tensor is not form:
+                    return False
+            elif tensor.shape != form[0] or tensor.dtype is not form[1] or tensor.get_device() != form[2]:
+                return False
+        return True
 
     def __call__(self, hook: str, batch: StepBatch) -> None:
         """Launch for a batch of the planned kind."""
-        count = 0 if self.idle else batch.num_reqs
-        if not 0 <= count <= self.rows:
-            raise ShapeError(hook, "batch.num_reqs", count, f"0..{self.rows}, the rows of req_pool_indices")
+        count = 0 if self._mode is ForwardMode.IDLE else batch.num_reqs
+        if not 0 <= count <= self._rows:
+            raise ShapeError(hook, "batch.num_reqs", count, f"0..{self._rows}, the rows of req_pool_indices")
         spare = batch.req_pool_indices
-        tensors = [_tensor(batch, name, spare) for name in self.inputs]
-        self.launch([*tensors, *self.outputs], scalars=(count, *self.scalars))
-        note_change()
+        tensors: list[Tensor] = []
+        for name in self._inputs:
+            tensor: Any = spare if name is None else getattr(batch, name) if type(name) is str else name
+            tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+        self._launch(tensors, first=(count,))
+        if capturing():
+            note_change()
 
 
-def _tensor(batch: StepBatch, name: str | Tensor | None, spare: Tensor) -> Tensor:
-    if name is None:
-        return spare
-    value: Tensor = getattr(batch, name) if isinstance(name, str) else name
-    return value if value.is_contiguous() else value.contiguous()
-
-
-def _kind(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.get_device())
+def _form(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
 
 
 def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
-    key = (pool, batch.forward_mode, batch.draft_token_num, batch.topk, *map(_kind, _fields(batch)))
+    key = (pool, batch.draft_token_num)
     plan = out.cache.get(key)
-    if type(plan) is not PreparePlan:
-        plan = _plan(hook, batch, pool, out)
-        out.cache[key] = plan
+    if type(plan) is not PreparePlan or not plan.serves(batch):
+        plan = out.cache[key] = _plan(hook, batch, pool, out)
     plan(hook, batch)
 
 
@@ -134,19 +134,21 @@ def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepa
     }
     options["TRACK"] = options["TRACK"] and batch.forward_mode is not ForwardMode.TARGET_VERIFY
     rows = batch.padded_reqs
-    block = min(128, max(32, power_of_two(rows + 1)))
+    block = min(128, max(32, power_of_two(rows)))
     constants = {n: options[n] for n in prepare_uniform_kernel.arg_names if n in options} | {"BLOCK": block}
-    launch = Launch(prepare_uniform_kernel, cdiv(rows + 1, block), (), constants, block // 32, aligned=False)
+    outputs = [
+        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
+        out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
+    ]  # fmt: skip
+    launch = Launch(
+        prepare_uniform_kernel, max(1, cdiv(rows, block)), (rows,), constants, block // 32, outputs, aligned=False
+    )
     wanted = (
         "cache_indices", "computed_lens", "seq_lens", "has_initial_state", "num_accept_tokens",
         "num_accepted_tokens", "mamba_track_mask", "mamba_track_indices", "num_reqs_device",
     )  # fmt: skip
     inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    outputs = [
-        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
-        out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
-    ]  # fmt: skip
-    return PreparePlan(launch, (rows,), inputs, outputs, rows, batch.forward_mode is ForwardMode.IDLE)
+    return PreparePlan(batch, launch, inputs, rows)
 
 
 MAX_REQUEST_PROGRAMS = 64
@@ -154,37 +156,38 @@ MAX_TOKEN_PROGRAMS = 128
 """Bounds that keep the work of reading lengths linear in the number of requests."""
 
 
-def extend_blocks(rows: int, tokens: int) -> tuple[int, int, int]:
-    """Requests per tile, requests per request program, tokens per token program."""
-    tile = 64 if rows <= 64 else 512 if rows <= 512 else 2048
-    requests = max(128, power_of_two(cdiv(rows, MAX_REQUEST_PROGRAMS)))
-    owners = max(1024, power_of_two(cdiv(tokens, MAX_TOKEN_PROGRAMS)))
-    return tile, requests, min(owners, 8192)
+def extend_blocks(rows: int, tokens: int) -> tuple[int, int, int, int]:
+    """Requests per tile of lengths, requests per request program, tokens per token program, warps."""
+    tile, warps = (128, 1) if rows <= 128 else (512, 2) if rows <= 512 else (2048, 8) if rows <= 2048 else (4096, 8)
+    requests = max(32 * warps, power_of_two(cdiv(rows, MAX_REQUEST_PROGRAMS)))
+    owners = max(min(256 * warps, 1024), power_of_two(cdiv(tokens, MAX_TOKEN_PROGRAMS)))
+    return tile, requests, min(owners, 8192), warps
 
 
 def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
     rows, tokens = batch.padded_reqs, out.num_tokens
-    tile, requests, owners = extend_blocks(rows, tokens)
+    tile, requests, owners, warps = extend_blocks(rows, tokens)
     options = _options(batch, pool) | {
         "INITIAL": batch.has_initial_state is not None,
         "SOURCE": batch.source_indices is not None,
         "BLOCK_B": tile,
         "BLOCK_R": requests,
         "BLOCK_T": owners,
+        "SINGLE": rows <= tile,
     }
     options["TRACK"] = options["TRACK"] and batch.mamba_track_seqlens is not None
     programs = max(1, cdiv(rows, requests))
     constants = {n: options[n] for n in prepare_extend_kernel.arg_names if n in options}
     grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs)
-    launch = Launch(prepare_extend_kernel, grid, (), constants, 4 if tile < 2048 else 8, aligned=False)
+    outputs = [
+        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
+        out.draft_indices, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens, out.seq_idx,
+    ]  # fmt: skip
+    launch = Launch(prepare_extend_kernel, grid, scalars, constants, warps, outputs, aligned=False)
     lengths = "extend_prefix_lens" if batch.computed_lens is None else "computed_lens"
     wanted = (
         "cache_indices", "extend_seq_lens", lengths, "has_initial_state", "source_indices", "num_accepted_tokens",
         "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "num_reqs_device",
     )  # fmt: skip
     inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    outputs = [
-        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
-        out.draft_indices, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens, out.seq_idx,
-    ]  # fmt: skip
-    return PreparePlan(launch, scalars, inputs, outputs, rows, idle=False)
+    return PreparePlan(batch, launch, inputs, rows)

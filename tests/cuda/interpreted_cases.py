@@ -32,8 +32,13 @@ def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def lab(target: tuple[str, str], layout: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a `Lab`; the backend is asked for by name, since it serves no CPU unless its kernels are interpreted."""
+@pytest.fixture(autouse=True)
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for the backend by name alone: it serves no CPU unless its kernels are interpreted."""
     monkeypatch.setattr(laboratory, "load", lambda name, device: load(name))
+
+
+@pytest.fixture
+def lab(target: tuple[str, str], layout: str) -> Any:
+    """Make a `Lab`."""
     return partial(Lab, *target, layout)

@@ -3,7 +3,7 @@ two backends, and the oracle's word on the outputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class Setting:
     requests: int = 9
     track: bool = True
     seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    eighths: bool = False
+    """Inputs and state in steps of 1/8, which every dtype holds: a state row is always a cast input."""
 
 
 class Case:
@@ -48,6 +49,11 @@ class Case:
     def __init__(self, setting: Setting, device: str) -> None:
         self.setting, self.device = setting, device
         generator = torch.Generator().manual_seed(setting.seed)
+
+        def noise(*shape: int) -> Tensor:
+            found = torch.randn(*shape, generator=generator)
+            return (found * 8).round() / 8 if setting.eighths else found
+
         count = setting.requests
         state_dtype = setting.state_dtype or setting.dtype
         self.pool = StatePool(
@@ -62,7 +68,7 @@ class Case:
         )
         self.state = self.pool.conv_state("k", 0)
         for tensor in (*self.pool.storages(), *self.pool.draft_storages()):
-            tensor.copy_(torch.randn(tensor.shape, generator=generator).to(state_dtype))
+            tensor.copy_(noise(*tensor.shape).to(state_dtype))
         slots = torch.randperm(count, generator=generator) + 1
         self.pool.mamba_index_mapping[2 : 2 + count].copy_(slots)
         self.rows = torch.arange(2, 2 + count)
@@ -74,7 +80,7 @@ class Case:
         self.bias = None
         if setting.bias:
             self.bias = torch.randn(setting.dim, generator=generator).to(setting.dtype).to(device)
-        self.noise = torch.randn(400, setting.dim, generator=generator).to(setting.dtype)
+        self.noise = noise(400, setting.dim).to(setting.dtype)
 
     def batch(self, mode: ForwardMode) -> StepBatch:
         count, on = self.setting.requests, self.device

@@ -63,7 +63,7 @@ def test_every_dtype_agrees_with_reference_and_oracle(
 def test_every_pair_of_dtypes_agrees_with_the_reference(
     layout: str, pair: tuple[torch.dtype, torch.dtype], mode: ForwardMode
 ) -> None:
-    compare(Setting(layout=layout, dim=40, dtype=pair[0], state_dtype=pair[1]), mode)
+    compare(Setting(layout=layout, dim=40, dtype=pair[0], state_dtype=pair[1], eighths=True), mode)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -30,6 +30,6 @@ def test_the_exact_lane_holds_in_the_interpreter_on_every_layout() -> None:
 
 
 def test_mixed_dtypes_are_exact_in_the_interpreter() -> None:
-    done = run_cases("-k", "every_pair_of_activation and (float16-torch.float32 or float32-torch.bfloat16)")
+    done = run_cases("-k", "every_pair_of_activation and bfloat16-torch.float32 and (-3 or -6)")
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

@@ -31,7 +31,9 @@ def choose(monkeypatch: pytest.MonkeyPatch, block: int, warps: int, tile: int) -
 def test_a_hundred_repeats_with_unusual_blocks_equal_the_reference(
     layout: str, mode: ForwardMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = Setting(layout=layout, dim=1037, dtype=torch.float16, state_dtype=torch.float32, residual=True)
+    setting = Setting(
+        layout=layout, dim=1037, dtype=torch.float16, state_dtype=torch.float32, residual=True, eighths=True
+    )
     hooks, wanted = load("cuda", "cuda"), Case(setting, "cuda")
     wanted.run(load("reference", "cuda"), mode)
     for block, warps, tile in ((32, 1, 1), (64, 8, 2), (128, 2, 16), (512, 8, 3), (2048, 16, 5), (256, 4, 7)):
