@@ -118,7 +118,7 @@ class Call:
 class Rig:
     """A pool on the kit's device, poisoned with NaN and framed by sentinel slots, and the means to run hooks on it."""
 
-    def __init__(self, kit: Kit, shape: Shape = Shape()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, kit: Kit, shape: Shape) -> None:
         self.kit, self.shape = kit, shape
         self.names = tuple("kvam"[: len(shape.dims)])
         rows = layout_rows(shape.layout, shape.width, shape.drafts) + shape.extra_rows
@@ -126,7 +126,8 @@ class Rig:
         self.draft_bases: dict[str, Tensor] = {}
         if shape.layout == "window" and shape.drafts:
             saved = shape.width - 1 + shape.drafts
-            self.draft_bases = {n: self._poison(shape.request_rows, saved, d) for n, d in zip(self.names, shape.dims)}  # noqa: B905  # fmt: skip
+            sizes = dict(zip(self.names, shape.dims, strict=True))
+            self.draft_bases = {name: self._poison(shape.request_rows, saved, dim) for name, dim in sizes.items()}
         self.mapping = [0] * shape.request_rows
         self.table = [0, *np.random.default_rng(5).permutation(shape.slots - 1) + 1] if shape.virtual else None
         self.pool = self._wrap(rows)
@@ -180,7 +181,7 @@ class Rig:
         The rest of the slot becomes NaN. Positions below 0 keep NaN on the ring: they count as zeros.
         """
         first: oracle.Array | None = None
-        for name, base in self.bases.items():
+        for base in self.bases.values():
             rows, dim = base.shape[2:]
             given = self.kit.rng.integers(1, 10, (self.shape.width - 1, dim)) if values is None else values
             rows_of = oracle.window_rows(self.shape.layout, rows, self.shape.width, length, offset)
@@ -190,7 +191,8 @@ class Rig:
                 positions = range(length - (self.shape.width - 1), length)
                 content[[row for row, p in zip(rows_of, positions, strict=True) if p < 0]] = np.nan
             base[index, GUARD + slot].copy_(self.kit.tensor(content, self.shape.state))
-            first = np.broadcast_to(np.asarray(given, np.float64), (self.shape.width - 1, dim)) if first is None else first  # fmt: skip  # noqa: E501
+            if first is None:
+                first = np.broadcast_to(np.asarray(given, np.float64), (self.shape.width - 1, dim))
         assert first is not None
         return first
 
@@ -221,9 +223,9 @@ class Rig:
         base = self.kit.host(self.draft_bases[name or self.names[0]][layer])
         return base[GUARD:-GUARD].double().numpy()
 
-    def window_of(self, slot: int, length: int = 0, offset: int = 0, name: str | None = None, layer: int = 0) -> oracle.Array:  # fmt: skip  # noqa: E501
-        """The history that a request of `length` tokens would read from `slot`."""
-        return oracle.read_history(self.numbers(name, layer)[slot], self.shape.layout, self.shape.width, length, offset)
+    def window_of(self, slot: int, length: int = 0, offset: int = 0) -> oracle.Array:
+        """The history that a request of `length` tokens would read from `slot`, first stream and layer."""
+        return oracle.read_history(self.numbers()[slot], self.shape.layout, self.shape.width, length, offset)
 
     def copy_state(self, other: Rig) -> None:
         """The bits of another rig's pool, whatever the strides."""
@@ -259,8 +261,9 @@ class Rig:
         else:
             fields["computed_lens"] = [r.length for r in requests]
         if any(r.initial is not None for r in requests):
-            default = [r.length > 0 if mode == "extend" else True for r in requests]
-            fields["has_initial_state"] = [d if r.initial is None else r.initial for r, d in zip(requests, default)]  # noqa: B905  # fmt: skip
+            fields["has_initial_state"] = [
+                r.initial if r.initial is not None else mode != "extend" or r.length > 0 for r in requests
+            ]
         if mode == "draft_extend":
             fields["num_accept_tokens"] = [r.accept for r in requests]
         if any(r.track > 0 for r in requests):
@@ -330,7 +333,9 @@ class Rig:
             tensor.fill_(STALE if tensor.dtype != torch.bool else True)
         return view
 
-    def prepare(self, batch: oracle.Batch, step_batch: StepBatch | None = None, out: StepMetadata | None = None) -> StepMetadata:  # fmt: skip  # noqa: E501
+    def prepare(
+        self, batch: oracle.Batch, step_batch: StepBatch | None = None, out: StepMetadata | None = None
+    ) -> StepMetadata:
         """Run the backend's preparation."""
         view = self.metadata(batch) if out is None else out
         hook = getattr(self.kit.hooks, PREPARE[batch.mode])
@@ -486,7 +491,9 @@ def rig_for(kit: Kit, mode: str, shape: Shape, **needs: Any) -> Rig:
 # --- judging ---------------------------------------------------------------------------------------------------------
 
 
-def judge_outputs(kit: Kit, call: Call, live: str = "", padded: str = "", exact: bool = True, dtype: str = "float32") -> None:  # fmt: skip  # noqa: E501
+def judge_outputs(
+    kit: Kit, call: Call, live: str = "", padded: str = "", exact: bool = True, dtype: str = "float32"
+) -> None:
     """Outputs of live rows against the oracle (clause `live`), and of padded rows, with what lies around (`padded`)."""
     mask = np.zeros(call.y.shape[0], bool)
     for row in call.rows:
@@ -557,6 +564,4 @@ def _differences(before: Tensor, after: Tensor, effect: oracle.Effect, dtype: st
 def _text(wrong: Any, got: Any, want: Any, where: Sequence[int]) -> str:
     only = np.zeros_like(wrong)
     only[list(where)] = wrong[list(where)]
-    shifted = np.argwhere(only)
-    shown = [f"{[int(p[0]) - GUARD, int(p[1]), int(p[2])]}: {got[tuple(p)]} instead of {want[tuple(p)]}" for p in shifted[:4]]  # fmt: skip  # noqa: E501
-    return "; ".join(shown) + (f" and {len(shifted) - 4} more" if len(shifted) > 4 else "")
+    return places(only, got, want, first=-GUARD)

@@ -1,5 +1,5 @@
-"""What a test gets: the backend's hooks, the device, random numbers, and checks that are booked on a clause. It lives in
-the worker process; `Runner` turns jobs into outcomes. A failed check does not end a test: one test may judge several
+"""What a test gets: the backend's hooks, the device, random numbers, and checks that are booked on a clause. It lives
+in the worker process; `Runner` turns jobs into outcomes. A failed check does not end a test: one test may judge several
 clauses, and only those that fail turn red."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +74,13 @@ class Kit:
         if reason:
             raise NotClaimed(reason)
 
+    def dtype(self, *preferred: str) -> str:
+        """The first claimed dtype of `preferred`, for tests that any dtype serves."""
+        for name in preferred:
+            if not self.claims.missing(dtype=name):
+                return name
+        raise NotClaimed(f"dtype {' or '.join(preferred)}")
+
     # --- tensors ---
 
     def tensor(self, values: Any, dtype: str) -> Tensor:
@@ -102,13 +109,18 @@ class Kit:
         if mine.shape != theirs.shape:
             return self.check(clause, False, f"{what}: shape {mine.shape}, wanted {theirs.shape}")
         wrong = (mine != theirs) & ~(np.isnan(mine) & np.isnan(theirs))
-        return self.check(clause, not wrong.any(), wrong.any() and f"{what}: {places(wrong, mine, theirs)}" or "")
+        return self._compared(clause, wrong, mine, theirs, what)
 
     def same_bits(self, clause: str, got: Tensor, want: Tensor, what: str) -> bool:
         """The same bytes, NaN and the sign of zero included."""
         mine, theirs = bits(self.host(got)), bits(self.host(want))
         wrong = (mine != theirs).numpy()
-        return self.check(clause, not wrong.any(), wrong.any() and f"{what}: {places(wrong, _numbers(got), _numbers(want))}" or "")  # fmt: skip  # noqa: E501
+        return self._compared(clause, wrong, _numbers(got), _numbers(want), what)
+
+    def _compared(self, clause: str, wrong: Any, got: Any, want: Any, what: str) -> bool:
+        """Book the outcome of a comparison, with the places where it failed."""
+        found = bool(wrong.any())
+        return self.check(clause, not found, f"{what}: {places(wrong, got, want)}" if found else "")
 
     def within(self, clause: str, got: Any, want: oracle.Array, bound: oracle.Array, dtype: str, what: str) -> bool:
         """|got - want| <= bound for each element; keeps the worst error."""
@@ -119,7 +131,7 @@ class Kit:
         wrong = ~(error <= bound)
         if error.size:
             ulps = float(np.max(error / oracle.ulp(want, dtype)))
-            share = float(np.max(np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error > 0, np.inf, 0))))  # fmt: skip  # noqa: E501
+            share = float(np.max(error / np.maximum(bound, np.finfo(np.float64).tiny)))
             before = self.worst.get(clause, (0.0, 0.0))
             self.worst[clause] = (max(before[0], ulps), max(before[1], share))
         text = f"{what}: {places(wrong, mine, want)}, bound {float(bound[wrong].min()):.3g}" if wrong.any() else ""
@@ -144,10 +156,12 @@ def bits(tensor: Tensor) -> Tensor:
     return plain.view(_BITS[plain.element_size()])
 
 
-def places(wrong: Any, got: Any, want: Any) -> str:
-    """The first places where a comparison failed, with both values."""
+def places(wrong: Any, got: Any, want: Any, first: int = 0) -> str:
+    """The first places where a comparison failed, with both values; `first` is the number of the first entry."""
     found = np.argwhere(np.asarray(wrong))
-    shown = [f"{[int(i) for i in p]}: {got[tuple(p)]} instead of {want[tuple(p)]}" for p in found[:_SHOWN]]
+    shift = np.zeros(np.asarray(wrong).ndim, int)
+    shift[:1] = first
+    shown = [f"{(p + shift).tolist()}: {got[tuple(p)]} instead of {want[tuple(p)]}" for p in found[:_SHOWN]]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ("; ".join(shown) or "a single value") + more
 
@@ -175,10 +189,10 @@ def _emulated(device: torch.device) -> bool:
 
 
 def _candidate(backend: str, device: torch.device, emulated: bool) -> Candidate:
-    """An installed backend by name, or a plugin as `module:attribute` with the manifest beside its module."""
-    if ":" in backend:
+    """An installed backend by name, or a plugin by its import path with the manifest beside its module."""
+    if ":" in backend or "." in backend:
         manifest = read_manifest(find_manifest(backend.partition(":")[0]))
-        return Candidate(backend, backend, manifest=manifest, state=State.AVAILABLE, reason="named as module:attribute")
+        return Candidate(backend, backend, manifest=manifest, state=State.AVAILABLE, reason="named by import path")
     found = [probe(c, str(device)) if c.name == backend else c for c in discover()]
     named = [c for c in found if c.name == backend]
     if emulated and len(named) == 1 and named[0].state is State.UNAVAILABLE:  # its device is not there: emulation is
@@ -205,7 +219,7 @@ def _hooks(name: str, found: Implementations) -> dict[str, Callable[..., Any]]:
 
 def _raiser(error: Exception) -> Callable[..., Any]:
     def fail(*args: object, **kwargs: object) -> None:
-        raise error
+        raise type(error)(*error.args)  # a new one, without the traceback of the last call
 
     return fail
 
@@ -298,8 +312,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def unwrap(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain Python values, for messages."""
-    return {key: value for key, value in values.items() if value is not None}

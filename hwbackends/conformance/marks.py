@@ -1,5 +1,5 @@
-"""How a conformance test says what it is about: the clauses that it proves, and which of its cases the quick lane keeps.
-Read by the plugin, by the worker and, as text, by `inventory`."""
+"""How a conformance test says what it is about: the clauses that it proves, and which of its cases the quick lane
+keeps. Read by the plugin, by the worker and, as text, by `inventory`."""
 
 from __future__ import annotations
 

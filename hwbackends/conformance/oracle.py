@@ -87,15 +87,16 @@ def error_bound(
     Algorithms, section 3.1); silu has slope at most 1.1, and its exponential loses |z| * u in range reduction.
     """
     unit = WIDE(2.0) ** (-53 if dtype == "float64" else -24)
-    magnitude = _sum(np.abs(v), np.abs(weight), None if bias is None else np.abs(bias))
-    error = (weight.shape[1] + 1) * unit * magnitude
+    magnitude: Array = _sum(np.abs(v), np.abs(weight), None if bias is None else np.abs(bias))
+    error: Array = (weight.shape[1] + 1) * unit * magnitude
     total = _sum(v, weight, bias)
     if activation == "silu":
         error = 1.1 * error + (6 + 2 * np.abs(total)) * unit * np.abs(conv(v, weight, bias, activation))
     y = conv(v, weight, bias, activation, residual)
     if residual:
         error = error + unit * np.abs(y)
-    return error + 0.5 * ulp(np.abs(y) + error, dtype)
+    rounded: Array = error + 0.5 * ulp(np.abs(y) + error, dtype)
+    return rounded
 
 
 def _sum(v: Array, weight: Array, bias: Array | None) -> Array:

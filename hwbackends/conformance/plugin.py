@@ -1,5 +1,5 @@
-"""The pytest plugin's front door, found through the `pytest11` entry point. Without `--hwbackend` it adds one option and
-does nothing else; the rest of the kit is imported, and its further options are added, only when that one is given."""
+"""The pytest plugin's front door, found through the `pytest11` entry point. Without `--hwbackend` it adds one option
+and does nothing else; the rest of the kit is imported, and its other options are added, only when that is given."""
 
 from __future__ import annotations
 
@@ -46,5 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The kit's tests mean nothing without a backend."""
     if config.getoption("hwbackend", None):
         return
-    if any(getattr(item, "module", None) and item.module.__name__.startswith(f"{PACKAGE}.test_") for item in items):
+    modules = [item.module.__name__ for item in items if isinstance(item, pytest.Function)]
+    if any(name.startswith(f"{PACKAGE}.test_") for name in modules):
         raise pytest.UsageError(f"name the backend to judge: pytest --pyargs {PACKAGE} --hwbackend NAME")

@@ -1,5 +1,5 @@
-"""The outcome of a conformance run: counts by clause, the verdict, one line for the terminal, a JSON file and a page that
-any browser shows without a network."""
+"""The outcome of a conformance run: counts by clause, the verdict, one line for the terminal, a JSON file and a page
+that any browser shows without a network."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Report:
         for clause, hook in load_contract().clauses.items():
             text = next(item.text for item in hook.clauses if item.id == clause)
             row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": text}
-            row |= {name: 0 for name in OUTCOMES}
+            row |= dict.fromkeys(OUTCOMES, 0)
             for result in self.results:
                 booked = result.clauses.get(clause)
                 if booked is not None:

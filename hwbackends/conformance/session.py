@@ -87,6 +87,7 @@ class Session:
         if not _is_kit(pyfuncitem):
             return None
         name = test_id(pyfuncitem.nodeid, pyfuncitem.name)
+        declared = tuple(pyfuncitem.function.clauses)
         if getattr(pyfuncitem.function, FRESH_PROCESS, False):
             self.worker.stop()
         callspec = getattr(pyfuncitem, "callspec", None)
@@ -94,8 +95,7 @@ class Session:
         function = pyfuncitem.originalname or pyfuncitem.name
         outcome = self.worker.run(Job(name, pyfuncitem.module.__name__, function, params))
         if outcome.outcome == "failed" and not outcome.clauses:  # a crash tells nothing of single clauses
-            outcome.clauses = dict.fromkeys(pyfuncitem.function.clauses, False)  # type: ignore[attr-defined]
-        declared = tuple(pyfuncitem.function.clauses)  # type: ignore[attr-defined]
+            outcome.clauses = dict.fromkeys(declared, False)
         result = self._judge(name, outcome, declared)
         pyfuncitem.user_properties.append((_PROPERTY, result.as_dict()))
         _raise(result)

@@ -1,5 +1,5 @@
-"""Commit lane: every accepted count on every layout, SSM state, tracking, a commit after other steps, a commit twice, and
-clear and copy. Pools have three layers and two streams; everything that is not named keeps its bits."""
+"""Commit lane: every accepted count on every layout, SSM state, tracking, a commit after other steps, a commit twice,
+and clear and copy. Pools have three layers and two streams; everything that is not named keeps its bits."""
 
 from __future__ import annotations
 

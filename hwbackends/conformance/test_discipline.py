@@ -99,11 +99,11 @@ def test_commit(kit: Kit, layout: Any) -> None:
     _disciplined(kit, "CS-COMMIT-10", "commit", lambda: hook(rig.pool, *held))
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is untyped
     """Counts torch ops."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

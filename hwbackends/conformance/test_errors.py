@@ -98,12 +98,13 @@ def _judge(kit: Kit, clause: str, what: str, make: Callable[[Kit], tuple[Rig, Ca
 @clauses("CS-CONV-11")
 def test_bad_arguments_of_a_conv(kit: Kit, mode: str, bad: str) -> None:
     """Shapes, dtypes, devices, strides, widths, activations and phases."""
-    _judge(kit, "CS-CONV-11", f"{CONV[mode]} with {bad}", lambda k: _conv_call(k, mode, BAD_CONV[bad]))
+    _judge(kit, "CS-CONV-11", f"{CONV[mode]} with {bad}", functools.partial(_conv_call, mode=mode, spoil=BAD_CONV[bad]))
 
 
 @clauses("CS-CONV-08")
 def test_undeclared_dtypes_are_refused(kit: Kit) -> None:
     """Every pair of x and state that the manifest or the contract leaves out."""
+    kit.need(hooks=("conv_decode", "prepare_decode_metadata"))
     names = ("float16", "bfloat16", "float32", "float64")
     for dtype, state in product(names, names):
         within = (dtype == "float64") == (state == "float64")
@@ -151,7 +152,12 @@ def _prepare_call(
 @clauses("CS-PREP-10")
 def test_bad_batches(kit: Kit, mode: str, bad: str) -> None:
     """Index dtypes, devices, extents, counts and phases of a step."""
-    _judge(kit, "CS-PREP-10", f"{PREPARE[mode]} with {bad}", lambda k: _prepare_call(k, mode, BAD_BATCH[bad]))
+    _judge(
+        kit,
+        "CS-PREP-10",
+        f"{PREPARE[mode]} with {bad}",
+        functools.partial(_prepare_call, mode=mode, spoil=BAD_BATCH[bad]),
+    )
 
 
 @cases("mode", MODES, quick=4)
@@ -159,17 +165,15 @@ def test_bad_batches(kit: Kit, mode: str, bad: str) -> None:
 def test_missing_tensors(kit: Kit, mode: str) -> None:
     """What the phase reads and does not get; on the ring layout, lengths."""
     for name in MISSING[mode]:
-        call = functools.partial(_prepare_call, mode=mode, spoil=lambda rig, b, out, name=name: setattr(b, name, None))
-        _judge(kit, "CS-PREP-10", f"{PREPARE[mode]} without {name}", lambda k, call=call: call(k))
-    if mode != "extend" and not kit.claims.missing(layout="ring"):
-        no_lengths = lambda rig, b, out: setattr(b, "computed_lens", None)  # noqa: E731
-        _judge(
-            kit,
-            "CS-PREP-10",
-            f"{PREPARE[mode]} on ring without lengths",
-            lambda k: _prepare_call(k, mode, no_lengths, "ring"),
-        )
-    kit.check("CS-PREP-10", True, "")
+        call = functools.partial(_prepare_call, mode=mode, spoil=_without(name))
+        _judge(kit, "CS-PREP-10", f"{PREPARE[mode]} without {name}", call)
+    if mode != "extend":
+        call = functools.partial(_prepare_call, mode=mode, spoil=_without("computed_lens"), layout="ring")
+        _judge(kit, "CS-PREP-10", f"{PREPARE[mode]} on ring without lengths", call)
+
+
+def _without(name: str) -> Callable[[Rig, Any, Any], Any]:
+    return lambda rig, batch, out: setattr(batch, name, None)
 
 
 @cases("mode", ["target_verify", "draft_extend"], quick=2)
@@ -177,8 +181,12 @@ def test_missing_tensors(kit: Kit, mode: str) -> None:
 def test_trees_of_drafts_are_refused(kit: Kit, mode: str) -> None:
     """topk other than 1."""
     for topk in (2, 4, 0):
-        _, call = _prepare_call(kit, mode, lambda rig, b, out, topk=topk: setattr(b, "topk", topk))
+        _, call = _prepare_call(kit, mode, _tree(topk))
         kit.refuses("CS-PREP-VER-02", TreeDraftsError, call, f"{PREPARE[mode]} with topk={topk}")
+
+
+def _tree(topk: int) -> Callable[[Rig, Any, Any], Any]:
+    return lambda rig, batch, out: setattr(batch, "topk", topk)
 
 
 COMMIT = "update_mamba_state_after_mtp_verify"
@@ -208,17 +216,26 @@ def _commit_call(kit: Kit, spoil: Callable[[Arguments], Arguments], layout: Any 
 @clauses("CS-COMMIT-11")
 def test_bad_arguments_of_a_commit(kit: Kit, bad: str) -> None:
     """Dtypes, devices, extents, one track tensor without the other."""
-    _judge(kit, "CS-COMMIT-11", f"{COMMIT} with {bad}", lambda k: _commit_call(k, BAD_COMMIT[bad]))
+    _judge(kit, "CS-COMMIT-11", f"{COMMIT} with {bad}", functools.partial(_commit_call, spoil=BAD_COMMIT[bad]))
 
 
 @clauses("CS-COMMIT-11")
 def test_a_ring_snapshot_needs_lengths(kit: Kit) -> None:
     """Rows of a ring are numbered by position, so tracking needs the computed lengths."""
-    spoil = lambda a: {"mamba_track_indices": a["req_pool_indices"], "mamba_steps_to_track": a["req_pool_indices"] * 0}  # noqa: E731
-    _judge(kit, "CS-COMMIT-11", f"{COMMIT} on ring without lengths", lambda k: _commit_call(k, spoil, "ring"))
+    _judge(
+        kit,
+        "CS-COMMIT-11",
+        f"{COMMIT} on ring without lengths",
+        functools.partial(_commit_call, spoil=_tracks, layout="ring"),
+    )
 
 
-def _slots_call(kit: Kit, hook: str, *values: Any) -> tuple[Rig, Any]:
+def _tracks(arguments: Arguments) -> Arguments:
+    rows = arguments["req_pool_indices"]
+    return {"mamba_track_indices": rows, "mamba_steps_to_track": rows * 0}
+
+
+def _slots_call(kit: Kit, hook: str, values: tuple[Any, ...]) -> tuple[Rig, Any]:
     kit.need(hooks=(hook,))
     rig = Rig(kit, Shape())
     tensors = [kit.tensor(np.asarray(value), str(np.asarray(value).dtype)) for value in values]
@@ -234,4 +251,6 @@ def test_bad_slot_lists(kit: Kit, hook: str) -> None:
     if hook == "copy_slots":
         bad["another length"] = np.array([3])
     for name, value in bad.items():
-        _judge(kit, "CS-CLEAR-02", f"{hook} with {name}", lambda k, value=value: _slots_call(k, hook, *good, value))
+        _judge(
+            kit, "CS-CLEAR-02", f"{hook} with {name}", functools.partial(_slots_call, hook=hook, values=(*good, value))
+        )

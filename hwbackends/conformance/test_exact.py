@@ -3,6 +3,8 @@ any hardware; state is compared by value where it must change and bit by bit eve
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hwbackends.conformance import oracle
@@ -19,8 +21,8 @@ FORMS = [
 DECODE = [Req(3, length=7), Req(-1), Req(1, length=2), Req(0), Req(9, length=12)]
 """Padded rows in the middle, both kinds; a request shorter than its window."""
 EXTEND = [
-    Req(4, tokens=7), Req(2, tokens=2, length=11), Req(0, tokens=3), Req(7, tokens=1, length=1), Req(5, tokens=0, length=6),
-    Req(-1, tokens=2), Req(9, tokens=1), Req(8, tokens=5, length=4),
+    Req(4, tokens=7), Req(2, tokens=2, length=11), Req(0, tokens=3), Req(7, tokens=1, length=1),
+    Req(5, tokens=0, length=6), Req(-1, tokens=2), Req(9, tokens=1), Req(8, tokens=5, length=4),
 ]  # fmt: skip
 """Fresh and continuing requests, shorter and longer than the window, an empty one, padded ones in the middle."""
 DRAFTS = [Req(3, length=7, accepted=2), Req(-1), Req(1, length=2), Req(0), Req(9, length=12, accepted=3)]
@@ -33,7 +35,7 @@ def _draw(rig: Rig, requests: list[Req]) -> None:
 
 @cases("layout, dtype, width", FORMS, quick=3)
 @clauses("CS-CONV-01", "CS-CONV-05", "CS-CONV-07", "CS-CONV-08", "CS-DECODE-01")
-def test_decode(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
+def test_decode(kit: Kit, layout: Any, dtype: str, width: int) -> None:
     """y spells the window, the slot moves on by one row, padded rows give 0 and write nothing."""
     rig = rig_for(kit, "decode", Shape(layout, dtype, width=width))
     _draw(rig, DECODE)
@@ -45,7 +47,7 @@ def test_decode(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
 
 @cases("layout", LAYOUTS)
 @clauses("CS-DECODE-02", "CS-CONV-07")
-def test_decode_snapshots_the_track_slot(kit: Kit, layout: oracle.Any) -> None:
+def test_decode_snapshots_the_track_slot(kit: Kit, layout: Any) -> None:
     """Where a row is tracked the track slot gets the same window, and only there."""
     rig = rig_for(kit, "decode", Shape(layout, virtual=True))
     requests = [Req(3, length=7, track=8), Req(5, length=1), Req(-1, track=4), Req(1, length=2, track=10)]
@@ -56,7 +58,7 @@ def test_decode_snapshots_the_track_slot(kit: Kit, layout: oracle.Any) -> None:
 
 @cases("layout, mode", [(layout, mode) for layout in LAYOUTS for mode in ("idle", "decode")], quick=6)
 @clauses("CS-DECODE-03", "CS-CONV-05")
-def test_a_step_without_live_rows_changes_nothing(kit: Kit, layout: oracle.Any, mode: str) -> None:
+def test_a_step_without_live_rows_changes_nothing(kit: Kit, layout: Any, mode: str) -> None:
     """An idle step, or a decode step of padded rows alone; a stale row behind the live ones names a live slot."""
     rig = rig_for(kit, mode, Shape(layout))
     requests = [Req(0), Req(-1), Req(3, length=7)]
@@ -81,7 +83,7 @@ def test_a_decode_step_may_run_twice_on_a_ring(kit: Kit) -> None:
 
 @cases("layout, dtype, width", FORMS, quick=3)
 @clauses("CS-CONV-01", "CS-CONV-05", "CS-CONV-07", "CS-CONV-08", "CS-EXTEND-01", "CS-EXTEND-06")
-def test_extend(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
+def test_extend(kit: Kit, layout: Any, dtype: str, width: int) -> None:
     """A mixed batch: each request's outputs and window are its own."""
     rig = rig_for(kit, "extend", Shape(layout, dtype, width=width))
     _draw(rig, EXTEND)
@@ -94,7 +96,7 @@ def test_extend(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
 
 @cases("layout, poison", [(layout, poison) for poison in ("nan", "rows", "inf") for layout in LAYOUTS], quick=6)
 @clauses("CS-CONV-03", "CS-EXTEND-08")
-def test_a_dirty_slot_is_not_read(kit: Kit, layout: oracle.Any, poison: str) -> None:
+def test_a_dirty_slot_is_not_read(kit: Kit, layout: Any, poison: str) -> None:
     """A new request in a slot that holds another's rows, NaN or infinity; all S rows are written, zeros included."""
     rig = rig_for(kit, "extend", Shape(layout))
     requests = [Req(4, tokens=1), Req(2, tokens=2), Req(8, tokens=6), Req(6, tokens=1, length=5, initial=False)]
@@ -117,7 +119,7 @@ def test_positions_below_zero_are_zeros_on_a_ring(kit: Kit) -> None:
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-EXTEND-02")
-def test_a_short_chunk_keeps_the_newest_history(kit: Kit, layout: oracle.Any) -> None:
+def test_a_short_chunk_keeps_the_newest_history(kit: Kit, layout: Any) -> None:
     """One and two tokens, W = 4: the window is the end of history, then the tokens."""
     rig = rig_for(kit, "extend", Shape(layout))
     requests = [Req(4, tokens=1, length=9), Req(2, tokens=2, length=5)]
@@ -127,7 +129,7 @@ def test_a_short_chunk_keeps_the_newest_history(kit: Kit, layout: oracle.Any) ->
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-EXTEND-03", "CS-EXTEND-08", "CS-CONV-01")
-def test_extend_from_another_slot(kit: Kit, layout: oracle.Any) -> None:
+def test_extend_from_another_slot(kit: Kit, layout: Any) -> None:
     """A shared prefix: history from the source, which keeps its bits; the whole window goes to the destination."""
     rig = rig_for(kit, "extend", Shape(layout, virtual=True))
     requests = [Req(4, tokens=1, length=9, source=7), Req(2, tokens=6, length=2, source=5), Req(9, tokens=2, length=4)]
@@ -139,7 +141,7 @@ def test_extend_from_another_slot(kit: Kit, layout: oracle.Any) -> None:
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-EXTEND-04", "CS-EXTEND-01")
-def test_extend_snapshots_the_aligned_window(kit: Kit, layout: oracle.Any) -> None:
+def test_extend_snapshots_the_aligned_window(kit: Kit, layout: Any) -> None:
     """Track windows that lie in the tokens, that reach into history, that end where the step ends, and none."""
     rig = rig_for(kit, "extend", Shape(layout, virtual=True, track_interval=3))
     requests = [
@@ -165,7 +167,7 @@ def test_an_empty_request_in_the_middle(kit: Kit) -> None:
 
 @cases("layout, dtype, width", FORMS, quick=3)
 @clauses("CS-CONV-01", "CS-CONV-05", "CS-CONV-07", "CS-CONV-08", "CS-VERIFY-02", "CS-VERIFY-03")
-def test_verify(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
+def test_verify(kit: Kit, layout: Any, dtype: str, width: int) -> None:
     """Outputs of each draft, the committed state as it was, and what a commit will need."""
     rig = rig_for(kit, "target_verify", Shape(layout, dtype, width=width))
     _draw(rig, DRAFTS)
@@ -182,7 +184,7 @@ def test_verify(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
 
 @cases("layout", ["window", "ring"], quick=2)
 @clauses("CS-VERIFY-04")
-def test_a_verify_step_may_run_twice(kit: Kit, layout: oracle.Any) -> None:
+def test_a_verify_step_may_run_twice(kit: Kit, layout: Any) -> None:
     """The second run reads what the first one read."""
     rig = rig_for(kit, "target_verify", Shape(layout))
     _draw(rig, DRAFTS)
@@ -205,7 +207,7 @@ ACCEPTS = [
 
 @cases("layout, dtype, width", FORMS, quick=3)
 @clauses("CS-DRAFT-01", "CS-DRAFT-02", "CS-CONV-05", "CS-CONV-07", "CS-CONV-08")
-def test_draft_extend(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> None:
+def test_draft_extend(kit: Kit, layout: Any, dtype: str, width: int) -> None:
     """Outputs of verify, then the slot is the window after the accepted tokens."""
     rig = rig_for(kit, "draft_extend", Shape(layout, dtype, width=width))
     rig.histories([r for r in ACCEPTS if r.slot > 0], binary=rig.small)
@@ -217,8 +219,8 @@ def test_draft_extend(kit: Kit, layout: oracle.Any, dtype: str, width: int) -> N
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-DRAFT-02")
-def test_a_negative_count_protects_a_live_slot(kit: Kit, layout: oracle.Any) -> None:
-    """A padded row of a draft batch names another request's slot and row: nothing of it changes, draft rows included."""
+def test_a_negative_count_protects_a_live_slot(kit: Kit, layout: Any) -> None:
+    """A padded row of a draft batch names another request's slot: nothing of it changes, draft rows included."""
     rig = rig_for(kit, "draft_extend", Shape(layout))
     requests = [Req(3, length=7, accept=-1), Req(5, length=6, accept=2), Req(9, length=2, accept=-7)]
     rig.histories(requests)
@@ -229,7 +231,7 @@ def test_a_negative_count_protects_a_live_slot(kit: Kit, layout: oracle.Any) -> 
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-DRAFT-03", "CS-CONV-03")
-def test_a_fresh_draft_reads_zeros(kit: Kit, layout: oracle.Any) -> None:
+def test_a_fresh_draft_reads_zeros(kit: Kit, layout: Any) -> None:
     """`has_initial_state` false over a slot that holds NaN."""
     rig = rig_for(kit, "draft_extend", Shape(layout))
     requests = [Req(3, length=7, accept=1, initial=False), Req(5, length=6, accept=2), Req(9, accept=0, initial=False)]
@@ -241,7 +243,7 @@ def test_a_fresh_draft_reads_zeros(kit: Kit, layout: oracle.Any) -> None:
 
 @cases("layout", LAYOUTS, quick=3)
 @clauses("CS-DRAFT-04", "CS-DRAFT-01")
-def test_draft_extend_snapshots_the_boundary(kit: Kit, layout: oracle.Any) -> None:
+def test_draft_extend_snapshots_the_boundary(kit: Kit, layout: Any) -> None:
     """The track slot gets the window at the last multiple of the interval, read before the slot is rewritten."""
     rig = rig_for(kit, "draft_extend", Shape(layout, drafts=5, track_interval=3, virtual=True))
     requests = [
@@ -253,6 +255,7 @@ def test_draft_extend_snapshots_the_boundary(kit: Kit, layout: oracle.Any) -> No
     judge_state(kit, call, rig, own="CS-DRAFT-01", track="CS-DRAFT-04", others="CS-DRAFT-04")
 
 
+PHASES = {"decode": DECODE, "extend": EXTEND, "draft_extend": ACCEPTS, "target_verify": DRAFTS}
 _SMALL = ("float32", "bfloat16", "float16")
 PAIRS = [(x, state) for x in _SMALL for state in _SMALL if x != state]
 
@@ -274,11 +277,11 @@ def test_state_of_another_dtype(kit: Kit, dtype: str, state: str) -> None:
         judge_state(kit, call, rig, own="CS-CONV-04")
 
 
-@cases("mode", ["decode", "extend", "draft_extend", "target_verify"], quick=4)
+@cases("mode", list(PHASES), quick=4)
 @clauses("CS-CONV-04", "CS-CONV-01")
 def test_state_rows_are_raw_inputs(kit: Kit, mode: str) -> None:
     """Bias and residual reach the output, not the state."""
-    requests = {"decode": DECODE, "extend": EXTEND, "draft_extend": ACCEPTS, "target_verify": DRAFTS}[mode]
+    requests = PHASES[mode]
     rig = rig_for(kit, mode, Shape("window"))
     rig.histories([r for r in requests if r.slot > 0 and r.length > 0])
     bias = np.arange(1.0, 6.0) * 10000
@@ -287,11 +290,11 @@ def test_state_rows_are_raw_inputs(kit: Kit, mode: str) -> None:
     judge_state(kit, call, rig, own="CS-CONV-04", drafts="CS-CONV-04")
 
 
-@cases("mode", ["decode", "extend", "draft_extend", "target_verify"], quick=4)
+@cases("mode", list(PHASES), quick=4)
 @clauses("CS-CONV-07", "CS-CONV-01")
 def test_one_stream_of_one_layer(kit: Kit, mode: str) -> None:
     """A conv of one stream in one layer leaves the pool's other streams and layers alone."""
-    requests = {"decode": DECODE, "extend": EXTEND, "draft_extend": ACCEPTS, "target_verify": DRAFTS}[mode]
+    requests = PHASES[mode]
     rig = rig_for(kit, mode, Shape("window", dims=(5, 3), layers=3))
     rig.histories([r for r in requests if r.slot > 0 and r.length > 0])
     call = rig.run(rig.batch(mode, requests), Weights(rig.taps(3)), name="v", layer=1)

@@ -24,7 +24,13 @@ FORMS = [
 
 
 def _run(
-    kit: Kit, rig: Rig, batch: oracle.Batch, weights: Weights, x: oracle.Array, stream: oracle.Array, norm: oracle.Array
+    kit: Kit,
+    rig: Rig,
+    batch: oracle.Batch,
+    weights: Weights,
+    x: oracle.Array,
+    stream: oracle.Array,
+    norm: oracle.Array,
 ) -> tuple[Call, Tensor]:
     """The fused hook; returns the call and the residual stream after it, guard rows included."""
     wide = kit.tensor(np.pad(stream, ((1, 1), (0, 0)), constant_values=np.nan), rig.shape.dtype)
@@ -39,7 +45,7 @@ def _run(
 
 
 def _bounds(call: Call, rig: Rig, stream: oracle.Array, norm: oracle.Array) -> tuple[Any, Any, Any, Any]:
-    """(h, its bound, out, its bound): errors of y and of float32 arithmetic, carried through the norm to first order."""
+    """(h, its bound, out, its bound): errors of y and of float32 arithmetic, carried through the norm."""
     dtype, unit = rig.shape.dtype, oracle.WIDE(2.0) ** -24
     h, out = oracle.add_rmsnorm(oracle.round_to(call.want.y, dtype), stream, norm, EPS)
     error = call.want.bound + oracle.ulp(call.want.y, dtype) / 2 + unit * np.abs(h)
@@ -81,14 +87,15 @@ def test_fused(kit: Kit, mode: str, layout: Any, dtype: str) -> None:
 @clauses("CS-FUSED-03")
 def test_the_verify_form_gives_the_rows_of_the_decode_form(kit: Kit, layout: Any) -> None:
     """N drafts at once against N fused decode steps, bit by bit."""
+    dtype = kit.dtype("bfloat16", "float16", "float32")
     kit.need(hooks=tuple(FUSED.values()), activation="silu")
     requests = [Req(3, length=7), Req(1, length=2), Req(9, length=12)]
-    shape = Shape(layout, "bfloat16", dims=(DIM,), drafts=3)
+    shape = Shape(layout, dtype, dims=(DIM,), drafts=3)
     one, many = (rig_for(kit, "target_verify", shape) for _ in range(2))
     random_histories(kit, one, requests, "target_verify")
     many.copy_state(one)
-    weights, norm = random_weights(kit, DIM, 4, "bfloat16"), random_numbers(kit, (DIM,), "bfloat16")
-    x, stream = (random_numbers(kit, (3, 3, DIM), "bfloat16") for _ in range(2))
+    weights, norm = random_weights(kit, DIM, 4, dtype), random_numbers(kit, (DIM,), dtype)
+    x, stream = (random_numbers(kit, (3, 3, DIM), dtype) for _ in range(2))
     flat = x.reshape(9, DIM), stream.reshape(9, DIM)
     call, after = _run(kit, one, one.batch("target_verify", requests), weights, *flat, norm)
     judge_state(kit, call, one, own="CS-FUSED-03", drafts="CS-FUSED-03")

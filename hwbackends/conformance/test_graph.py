@@ -19,17 +19,22 @@ from hwbackends.testing.recorder import Graph, graph_for
 
 ROWS = 5
 WARM = [
-    Req(1, length=3, accept=1),
-    Req(2, length=5, accept=2),
-    Req(4, length=6, accept=3),
-    Req(5, length=7),
+    Req(1, length=3, accept=1), Req(2, length=5, accept=2), Req(4, length=6, accept=3), Req(5, length=7),
     Req(6, length=8),
-]
+]  # fmt: skip
 """What is live during warm-up and capture; no later step has these rows."""
 ROUNDS = [
-    [Req(3, length=7, accept=2, accepted=2), Req(-1, accept=1), Req(1, length=2, accept=0), Req(0), Req(9, length=12, accept=3)],
-    [Req(0), Req(7, length=1, accept=3), Req(3, length=9, accept=1), Req(9, length=15, accept=-1), Req(-1)],
-    [Req(2, length=4, accept=1), Req(5, length=30, accept=2, accepted=3), Req(8, length=6, accept=0), Req(1, length=2), Req(4, length=1)],
+    [
+        Req(3, length=7, accept=2, accepted=2), Req(-1, accept=1), Req(1, length=2, accept=0), Req(0),
+        Req(9, length=12, accept=3),
+    ],
+    [
+        Req(0), Req(7, length=1, accept=3), Req(3, length=9, accept=1), Req(9, length=15, accept=-1), Req(-1),
+    ],
+    [
+        Req(2, length=4, accept=1), Req(5, length=30, accept=2, accepted=3), Req(8, length=6, accept=0),
+        Req(1, length=2), Req(4, length=1),
+    ],
 ]  # fmt: skip
 
 
@@ -75,7 +80,7 @@ class _Step:
             "mamba_track_indices": [rig.virtual(max(0, r.track)) for r in whole],
             "mamba_track_seqlens": [-1] * ROWS,
         }
-        extra = {} if self.mode == "target_verify" else tracking
+        extra: dict[str, Any] = {} if self.mode == "target_verify" else tracking
         return rig.batch(self.mode, whole, num_reqs_device=live, **extra)
 
     def prepare(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hwbackends.conformance import oracle
 from hwbackends.conformance.cases import Req, Rig, Shape, rig_for
 from hwbackends.conformance.kit import Kit
-from hwbackends.conformance.marks import cases, clauses, full
+from hwbackends.conformance.marks import cases, clauses
 from hwbackends.errors import HwBackendsError
 from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
 from hwbackends.state import ConvState, StatePool
@@ -90,7 +90,7 @@ def _strided(kit: Kit, count: int, inner: tuple[int, ...], step: int) -> Tensor:
     """[count, *inner] with `step` elements from one entry to the next; only what is used is ever touched."""
     dense = int(np.prod(inner))
     if kit.emulated:  # only what is used may be touched, and a copy to the device touches all
-        step %= 2**20
+        step = 4104
     storage = torch.empty((count - 1) * step + dense, dtype=torch.float16, device=kit.device)
     inner_strides = [int(np.prod(inner[i + 1 :])) for i in range(len(inner))]
     return storage.as_strided((count, *inner), (step, *inner_strides))
@@ -116,7 +116,6 @@ def _huge_step(kit: Kit, mode: str, strided_state: bool, step: int) -> tuple[Rig
     return rig, batch, x, state
 
 
-@full
 @cases("mode, what", [(mode, what) for what in ("state", "x") for mode in ("decode", "extend")], quick=1)
 @clauses("CS-CONV-09")
 def test_offsets_past_two_to_the_31(kit: Kit, mode: str, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,15 +20,12 @@ REQUESTS = [
 ]  # fmt: skip
 
 
-def _rig(kit: Kit, mode: str, shape: Shape = Shape()) -> Rig:
+def _rig(kit: Kit, mode: str, shape: Shape | None = None) -> Rig:
+    shape = shape or Shape()
     drafts = 3 if mode in ("target_verify", "draft_extend") else 0
-    shape = Shape(**{**_fields(shape), "drafts": shape.drafts or drafts})
+    shape = replace(shape, drafts=shape.drafts or drafts)
     kit.need(hooks=(PREPARE[mode],), layout=shape.layout, dtype=shape.dtype, index_dtype=shape.index_dtype)
     return Rig(kit, shape)
-
-
-def _fields(shape: Shape) -> dict[str, Any]:
-    return {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
 
 
 def _judge(kit: Kit, clause: str, rig: Rig, batch: oracle.Batch, got: StepMetadata, names: Sequence[str] = ()) -> None:
@@ -159,7 +157,9 @@ def test_computed_lengths(kit: Kit, mode: str) -> None:
     given = rig.batch(mode, REQUESTS, computed_lens=[11, 0, 13, 0, 17, 19])
     _judge(kit, "CS-PREP-06", rig, given, rig.prepare(given), ("computed_lens",))
     tokens = 3 if mode in ("target_verify", "draft_extend") else 1
-    extra = {} if mode == "extend" else {"computed_lens": None, "seq_lens": [r.length + tokens for r in REQUESTS]}
+    extra: dict[str, Any] = (
+        {} if mode == "extend" else {"computed_lens": None, "seq_lens": [r.length + tokens for r in REQUESTS]}
+    )
     derived = rig.batch(mode, REQUESTS, **extra)
     _judge(kit, "CS-PREP-06", rig, derived, rig.prepare(derived), ("computed_lens",))
 
@@ -172,7 +172,7 @@ def test_the_history_offset_of_the_lazy_layout(kit: Kit, mode: str) -> None:
     for layout in ("lazy", "window"):
         if kit.claims.missing(layout=layout):
             continue
-        rig = _rig(kit, mode, Shape(layout))  # type: ignore[arg-type]
+        rig = _rig(kit, mode, Shape(layout))
         batch = rig.batch(mode, requests)
         _judge(kit, "CS-PREP-08", rig, batch, rig.prepare(batch), ("history_offset",))
         batch = rig.batch(mode, requests, num_accepted_tokens=None)

@@ -1,5 +1,5 @@
-"""Properties: what must give the same bits. A prompt in chunks, a batch in another order, added padding, other strides, a
-verify step against decode steps, a cold call against a warm one, every repeat against the first."""
+"""Properties: what must give the same bits. A prompt in chunks, a batch in another order, added padding, other strides,
+a verify step against decode steps, a cold call against a warm one, every repeat against the first."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from hwbackends.conformance.test_tolerance import random_histories, random_numbe
 from hwbackends.errors import HwBackendsError
 
 DIM = 37
+COARSE = ("bfloat16", "float16", "float32")
+"""Any dtype shows these properties; 16 bits show a second rounding first."""
 REQUESTS = [Req(3, tokens=9, length=7, accept=2), Req(1, tokens=1, length=2, accept=3), Req(9, tokens=23, length=12)]
 
 
@@ -67,11 +69,12 @@ def test_a_prompt_in_chunks(kit: Kit, layout: Any, dtype: str) -> None:
 @clauses("CS-CONV-07")
 def test_a_batch_in_another_order(kit: Kit, mode: str, layout: Any) -> None:
     """Permuting requests permutes outputs and leaves the same state."""
-    shape = Shape(layout, "bfloat16", dims=(DIM,))
+    dtype = kit.dtype(*COARSE)
+    shape = Shape(layout, dtype, dims=(DIM,))
     first, second = _twins(kit, mode, shape, REQUESTS)
-    weights, order = random_weights(kit, DIM, 4, "bfloat16"), [2, 0, 1]
+    weights, order = random_weights(kit, DIM, 4, dtype), [2, 0, 1]
     batch = first.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), "bfloat16")
+    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
     straight = first.run(batch, weights, x)
     spans = [slice(row.start, row.start + row.tokens) for row in straight.rows]
     moved = [REQUESTS[i] for i in order]
@@ -87,16 +90,17 @@ def test_a_batch_in_another_order(kit: Kit, mode: str, layout: Any) -> None:
 @clauses("CS-CONV-05")
 def test_added_padding(kit: Kit, mode: str, layout: Any) -> None:
     """Padded rows between, behind, and rows of x behind the tokens change no bit of the live ones."""
-    shape = Shape(layout, "bfloat16", dims=(DIM,))
+    dtype = kit.dtype(*COARSE)
+    shape = Shape(layout, dtype, dims=(DIM,))
     plain, padded = _twins(kit, mode, shape, REQUESTS)
-    weights = random_weights(kit, DIM, 4, "bfloat16")
+    weights = random_weights(kit, DIM, 4, dtype)
     batch = plain.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), "bfloat16")
+    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
     want = plain.run(batch, weights, x)
     more = [REQUESTS[0], Req(0), REQUESTS[1], Req(-1), Req(0), REQUESTS[2], Req(-1)]
     wider = padded.batch(mode, more)
     rows = oracle.prepare(wider, padded.facts)
-    spread = random_numbers(kit, (wider.num_tokens, DIM), "bfloat16")
+    spread = random_numbers(kit, (wider.num_tokens, DIM), dtype)
     live = np.concatenate([np.arange(r.start, r.start + r.tokens) for r in rows if not r.padded])
     spread[live] = x
     got = padded.run(wider, weights, spread, tail=3)
@@ -125,14 +129,15 @@ def test_verify_equals_decode(kit: Kit, layout: Any, dtype: str) -> None:
 @clauses("CS-CONV-06")
 def test_strides_of_inputs(kit: Kit, mode: str) -> None:
     """x and out as columns of wider tensors, weights as the transpose of [W, D] or with gaps: no bit changes."""
+    dtype = kit.dtype(*COARSE)
     lays = [
         Inputs(), Inputs(x_columns=(DIM, DIM)), Inputs(out_columns=(3, 8)), Inputs(weight_transposed=True),
         Inputs(weight_step=2), Inputs(x_columns=(1, 2), out_columns=(1, 0), weight_transposed=True),
     ]  # fmt: skip
-    rigs = _twins(kit, mode, Shape("window", "bfloat16", dims=(DIM,)), REQUESTS, len(lays))
-    weights = random_weights(kit, DIM, 4, "bfloat16")
+    rigs = _twins(kit, mode, Shape("window", dtype, dims=(DIM,)), REQUESTS, len(lays))
+    weights = random_weights(kit, DIM, 4, dtype)
     batch = rigs[0].batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), "bfloat16")
+    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
     calls = []
     for rig, lay in zip(rigs, lays, strict=True):
         call = rig.run(rig.batch(mode, REQUESTS), weights, x, inputs=lay)
@@ -146,14 +151,15 @@ def test_strides_of_inputs(kit: Kit, mode: str) -> None:
 @clauses("CS-CONV-06")
 def test_strides_of_state(kit: Kit, mode: str, layout: Any) -> None:
     """A pool of [L, slots, D, rows], as two engines lay it out, gives the bits of a pool of rows."""
-    shape = Shape(layout, "bfloat16", dims=(DIM,))
+    dtype = kit.dtype(*COARSE)
+    shape = Shape(layout, dtype, dims=(DIM,))
     plain, turned = (rig_for(kit, mode, s, activation="silu") for s in (shape, replace(shape, transposed=True)))
     random_histories(kit, plain, REQUESTS, mode)
     turned.copy_state(plain)
-    weights = random_weights(kit, DIM, 4, "bfloat16")
+    weights = random_weights(kit, DIM, 4, dtype)
     batch = plain.batch(mode, REQUESTS)
     turned.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), "bfloat16")
+    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
     want, got = plain.run(batch, weights, x), turned.run(batch, weights, x)
     kit.same_bits("CS-CONV-06", got.y, want.y, "outputs")
     kit.same_bits("CS-CONV-06", got.after, want.after, "state")
@@ -188,11 +194,12 @@ class _Apart(Inputs):
 @clauses("CS-CONV-10")
 def test_every_repeat_gives_the_same_bits(kit: Kit, mode: str) -> None:
     """A hundred runs from the same state."""
-    shape = Shape("window", "bfloat16", dims=(129,))
+    dtype = kit.dtype(*COARSE)
+    shape = Shape("window", dtype, dims=(129,))
     rig, spare = _twins(kit, mode, shape, REQUESTS)
-    weights = random_weights(kit, 129, 4, "bfloat16")
+    weights = random_weights(kit, 129, 4, dtype)
     batch = rig.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, 129), "bfloat16")
+    x = random_numbers(kit, (batch.num_tokens, 129), dtype)
     metadata = rig.prepare(batch)
     first = rig.run(batch, weights, x, metadata=metadata)
     for _ in range(99 if kit.device.type == "cuda" else 9):
@@ -206,12 +213,13 @@ def test_every_repeat_gives_the_same_bits(kit: Kit, mode: str) -> None:
 @clauses("CS-CONV-10")
 def test_a_cold_call_equals_a_warm_one(kit: Kit) -> None:
     """The first call of a process, when kernels are built and tuned, against a later one."""
+    dtype = kit.dtype(*COARSE)
     kit.need(hooks=tuple(CONV.values()))
     for mode in MODES:
-        cold, warm = _twins(kit, mode, Shape("window", "bfloat16", dims=(DIM,)), REQUESTS)
-        weights = random_weights(kit, DIM, 4, "bfloat16")
+        cold, warm = _twins(kit, mode, Shape("window", dtype, dims=(DIM,)), REQUESTS)
+        weights = random_weights(kit, DIM, 4, dtype)
         batch = cold.batch(mode, REQUESTS)
-        x = random_numbers(kit, (batch.num_tokens, DIM), "bfloat16")
+        x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
         first = cold.run(batch, weights, x)
         warm.batch(mode, REQUESTS)
         later = warm.run(batch, weights, x)

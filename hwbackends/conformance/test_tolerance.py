@@ -49,9 +49,10 @@ def random_histories(kit: Kit, rig: Rig, requests: list[Req], mode: str) -> None
             rig.history(req.slot, req.length, rig.offset(req), values)
 
 
+EPILOGUES = (("silu", True, True), (None, False, True), (None, True, False), ("silu", False, False))
 FORMS = [
     (mode, dtype, activation, bias, residual)
-    for activation, bias, residual in (("silu", True, True), (None, False, True), (None, True, False), ("silu", False, False))
+    for activation, bias, residual in EPILOGUES
     for dtype in DTYPES
     for mode in MODES
 ]  # fmt: skip
@@ -131,9 +132,9 @@ def _random_requests(rng: np.random.Generator, drafts: int) -> list[Req]:
                 tokens=int(rng.integers(0, 12)),
                 length=length,
                 track=track,
-                accept=int(rng.integers(0, drafts + 1)),
                 track_seqlen=length + int(rng.integers(0, 12)),
+                accept=int(rng.integers(0, drafts + 1)),
                 accepted=int(rng.integers(1, drafts + 1)),
-            )  # fmt: skip
+            )
         )
     return found

@@ -1,5 +1,5 @@
-"""Waivers: failures that a vendor has accepted for a while, in the open. A waiver names one test, one clause, why, where
-it is tracked, and until when; one that is unknown, expired, or not needed is an error."""
+"""Waivers: failures that a vendor has accepted for a while, in the open. A waiver names one test, one clause, why,
+where it is tracked, and until when; one that is unknown, expired, or not needed is an error."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Worker:
         new = self._process is None or not self._process.is_alive()
         if new:
             self._start()
-        assert self._pipe is not None and self._process is not None
+        assert self._pipe is not None
         try:
             self._pipe.send(job)
             if self._pipe.poll(limit + (START_S if new else 0)):
@@ -95,7 +95,7 @@ class Worker:
 
     def _start(self) -> None:
         self.stop()
-        context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+        context: Any = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
         if hasattr(os, "fork"):
             context.set_forkserver_preload(["hwbackends.conformance.kit"])
         handle, name = tempfile.mkstemp(prefix="hwbackends-worker-", suffix=".log")

@@ -1,0 +1,1 @@
+"""hwbackends plugin that computes with NumPy on CPU tensors."""
