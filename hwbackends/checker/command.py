@@ -45,6 +45,9 @@ def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
     except (ValueError, OSError) as error:
         click.echo(f"hwbackends check: {error}", err=True)
         status = 2
+    except Exception as error:  # a fault of ours must not read as "findings"
+        click.echo(f"hwbackends check: internal error: {error!r}", err=True)
+        status = 2
     sys.exit(status)
 
 

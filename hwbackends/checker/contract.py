@@ -166,7 +166,7 @@ class ContractCheck:
         company = sum(name in around.bindings for name in self.contract.hooks)
         if around.kind == "c":
             return hook.distinctive or company > 1
-        return around.kind == "m" and company > 1 and len(self.program.files[file].facts.scopes) > 1
+        return False  # a plain function of that name is a helper; hooks in modules are marked
 
     def _assigned(self) -> Iterator[tuple[Hook, Candidate]]:
         """``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and ``type(...)``."""
@@ -301,7 +301,7 @@ class ContractCheck:
         swallowed = tuple(n for n in (signature.vararg, signature.kwarg) if n and n in scope.unread)
         if swallowed:
             yield self._plain_finding(
-                "HWB108", "warning", "medium", candidate, swallowed,
+                "HWB108", "warning", "low", candidate, swallowed,
                 f"swallows whatever it is given in {', '.join(map(repr, swallowed))}", "name the hook's parameters",
             )  # fmt: skip
 

@@ -247,7 +247,7 @@ class Dispatcher:
 
     def constructors(self, value: Value) -> list[Candidate]:
         owners = (value[1],) if value[2] else self.program.descendants(value[1])
-        return _unique([c for owner in owners for c in self._constructor(owner)])
+        return _unique([c._replace(exact=value[2]) for owner in owners for c in self._constructor(owner)])
 
     def _constructor(self, owner: Ref) -> list[Candidate]:
         if any(name.startswith(("metaclass", "**")) for name in self._all_external(owner)):

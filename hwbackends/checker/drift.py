@@ -38,6 +38,7 @@ class Rejection(NamedTuple):
     count: int
     complete: bool
     untyped: bool  # the candidates were found by name alone
+    hardware: bool  # the definition is written for one kind of hardware
     doubtful: bool  # the receiver is probably not what its declaration says
 
 
@@ -50,7 +51,6 @@ class Drift:
         self.inference.link_classes()
         self.dispatcher = Dispatcher(self.inference)
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
-        self._inner_calls: dict[Ref, set[str]] = defaultdict(set)
         self.accepted: Counter[Ref] = Counter()
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
@@ -60,8 +60,6 @@ class Drift:
         for index, file in enumerate(self.program.files):
             for raw in file.facts.calls:
                 func = raw[3]
-                if func[0] == "a" and func[1][0] in "ai":
-                    self._inner_calls[(index, raw[1])].add(func[2])
                 if func[0] == "a" and func[1][0] == "c" and func[1][1] == ("n", "super"):
                     self.dispatcher.note_super_call((index, raw[1]), func[2])
                 if raw[6] is not None or raw[7] is not None:
@@ -91,7 +89,19 @@ class Drift:
         for item in rejections:
             ref = item.verdict.target.ref
             weighed.append((item, confidence(item, len(sites[ref]), self.accepted[ref])))
-        return self.findings(weighed)
+        return self.findings(self._thinned(weighed))
+
+    def _thinned(self, weighed: list[tuple[Rejection, str]]) -> list[tuple[Rejection, str]]:
+        """One call stands for all where a definition rejects many calls for the same reason."""
+        groups: dict[tuple[object, ...], list[tuple[Rejection, str]]] = defaultdict(list)
+        for item, level in weighed:
+            groups[(item.verdict.target.ref, item.verdict.mismatch.unknown, level)].append((item, level))
+        found = []
+        for group in groups.values():
+            if len(group) > 4 and group[0][1] != "low":
+                group = sorted(group, key=lambda pair: self.program.files[pair[0].file].is_test)[:1]
+            found += group
+        return found
 
     def check_call(self, file: int, call: Call) -> list[Rejection]:
         if self.catches_type_error(file, call.guard):
@@ -141,6 +151,7 @@ class Drift:
         narrow = bool(accepting) and any(v.candidate.declared for v in faulty)
         return [
             Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
+                      self.platform_of(v.candidate) is not None,
                       narrow or self.doubtful(v, accepting, reach, call, passed, context))
             for v in faulty
         ]  # fmt: skip
@@ -160,8 +171,13 @@ class Drift:
 
     def _names(self, other: Verdict, target: Candidate, lost: tuple[str, ...]) -> bool:
         candidate = other.target
-        if other.mismatch.rejects or candidate.ref == target.ref or not self.related(candidate, target):
+        if other.mismatch.rejects or candidate.ref == target.ref or candidate.owner is None or target.owner is None:
             return False
+        if candidate.stub or candidate.ref[0] == target.ref[0] and candidate.owner == target.owner:
+            return False
+        above = {(candidate.ref[0], self.program.scope(candidate.ref).parent)}
+        if not above & set(self.program.mro(target.owner)):
+            return False  # only what an override loses of what it overrides
         unread = self.program.scope(candidate.ref).unread
         return lags(target, candidate, set(lost)) and not set(lost) & set(unread)
 
@@ -187,12 +203,12 @@ class Drift:
             return not related
         if self._asks_receiver(call, context):
             return True
-        if (
-            self._delegates(target.ref, call)
-            and self.program.scope((context.file, context.scope)).name == call.func[-1]
-        ):
-            return True  # one wrapper of the family calls what it wraps, which is no wrapper
+        hardware = self.platform_of(target) is not None
+        if not hardware and self.program.scope((context.file, context.scope)).name == call.func[-1]:
+            return True  # a wrapper hands on to what it holds, and holds only what takes that
         if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
+            if not verdict.candidate.exact and not hardware:
+                return True  # constructors of a family need not agree
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or len(reach.candidates) > 2 and self._chosen_by_name(call, context)
         return False
@@ -205,10 +221,6 @@ class Drift:
             test is not None and _reads_attribute(test, call.func[1])
             for test, _ in self.inference.chain(context.file, call.guard)
         )
-
-    def _delegates(self, ref: Ref, call: Call) -> bool:
-        """Whether a method hands on to the same method of something it holds."""
-        return call.func[-1] in self._inner_calls[ref]
 
     def related(self, left: Candidate, right: Candidate) -> bool:
         """Whether two methods' classes share a class of the trees."""
@@ -449,16 +461,21 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         if item.untyped:
             return "medium" if sites < 3 and item.count > 1 and _mostly_known(item) else "low"
         return "high" if item.complete else "medium"
-    if sites > 4 or (sites > 2 and not accepted):
+    target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
+    behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
+    outnumbered = len(item.accepting) >= 3 * item.count
+    if sites > 4 and not (behind and outnumbered):
+        return "low"
+    if sites > 2 and accepted < sites and not (behind and item.hardware):
         return "low"
     if item.verdict.mismatch.swallowed:
         return "medium"
-    target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
-    if not item.verdict.mismatch.missing and any(lags(target, other.target, unknown) for other in item.accepting):
+    if behind:
         return "high" if item.complete else "medium"
     if item.verdict.mismatch.excess > 2:
         return "low"
-    likeness = max(similarity(target, other.target) for other in item.accepting)
+    declared = [other for other in item.accepting if other.candidate.declared]
+    likeness = max(similarity(target, other.target) for other in declared or item.accepting)
     if likeness < 0.5 or item.count > 3 and item.count > len(item.accepting):
         return "low"
     return "high" if item.complete and likeness >= 0.6 else "medium"
@@ -562,6 +579,8 @@ def _reads_attribute(test: Expr, receiver: Expr) -> bool:
     """``receiver.kind == ...`` and ``receiver.can_x()``, but not ``receiver is not None`` or ``isinstance``."""
     if test[0] == "a" and test[1] == receiver:
         return True
+    if test[0] == "c" and test[3]:
+        return any(_reads_attribute(arg, receiver) for arg in test[2] if arg is not None and arg[0] != "n")
     return any(_reads_attribute(part, receiver) for part in _parts(test))
 
 

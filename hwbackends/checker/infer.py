@@ -228,6 +228,9 @@ class Inference:
         if context.guard < 0:
             return values
         for test, holds in self.chain(context.file, context.guard):
+            if test is not None and test[0] == "=":
+                values = self._narrowed_type(expr, test, holds, values, context)
+                continue
             if test is None or test[0] != "c" or len(test[2]) < 2:
                 continue
             if test[1] == ("n", "issubclass"):
@@ -246,6 +249,18 @@ class Inference:
                 return frozenset(("I", ref, False) for ref in kinds)
             values = frozenset(v for v in values if not (v[0] == "I" and set(self.program.mro(v[1])) & kinds))
         return values
+
+    def _narrowed_type(self, expr: Expr, test: Expr, holds: bool, values: Values, context: Context) -> Values:
+        """``type(x) in (A, B)`` and ``type(x) is A``: exactly these classes."""
+        left = test[2]
+        if left[0] != "c" or left[1] != ("n", "type") or left[2] != (expr,) or test[1] not in ("In", "Is", "Eq"):
+            return values
+        kinds = self._classes(test[3], context)
+        if kinds is None:
+            return values
+        if holds:
+            return frozenset(("I", ref, True) for ref in kinds)
+        return frozenset(v for v in values if not (v[0] == "I" and v[2] and v[1] in kinds))
 
     def _narrowed_class(self, expr: Expr, test: Expr, holds: bool, values: Values, context: Context) -> Values:
         if test[2][0] != expr or test[2][1] is None:
