@@ -52,7 +52,7 @@ def stock_drafts(model: Any, heads: Any, tokens: Sequence[int]) -> list[int]:
     hidden = model.model(ids[:, :-1]).last_hidden_state
     positions = torch.arange(1, ids.shape[1])[None]
     cache = MtpCache(config=model.config.get_mtp_config())
-    drafts, _, _ = heads(ids[:, 1:], hidden, None, positions, cache)
+    drafts = heads(ids[:, 1:], hidden, torch.ones_like(positions), positions, cache)[0]
     return list(drafts[0].tolist())
 
 
