@@ -27,7 +27,11 @@ class ContractFileError(ValueError):
 
 
 class Parameter(NamedTuple):
-    """One parameter of a hook; ``any_name``: callers pass it by position, so that its name is free."""
+    """One parameter of a hook.
+
+    ``optional`` with a default: callers may omit it, so that no definition may require it. ``optional`` alone: the
+    contract leaves open whether it has a default. ``any_name``: callers pass it by position, so that its name is free.
+    """
 
     name: str
     optional: bool
@@ -118,6 +122,12 @@ class ContractCheck:
         self.contract = contract
         self.drift = Drift(program)
         self.calls: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        self.marked = {
+            scope.name
+            for file in program.files
+            for scope in file.facts.scopes
+            if scope.name in contract.hooks and any(last_name(d) in _MARKS for d in scope.decorators)
+        }
         for index, file in enumerate(program.files):
             for raw in file.facts.calls:
                 name = last_name(raw[3]) if raw[3][0] in "na" else ""
@@ -158,15 +168,15 @@ class ContractCheck:
         return Candidate(ref, scope.signature, skip, (ref[0], scope.parent) if in_class else None, scope.stub)
 
     def _meant(self, hook: Hook, file: int, scope: Scope) -> bool:
+        """Whether a function is an implementation: marked where the trees mark theirs, else a method of that name."""
         if method_kind(scope) == "property" or any(last_name(d) == "fixture" for d in scope.decorators):
             return False
-        around = self.program.files[file].facts.scopes[scope.parent]
         if any(last_name(d) in _MARKS for d in scope.decorators):
             return True
-        company = sum(name in around.bindings for name in self.contract.hooks)
-        if around.kind == "c":
-            return hook.distinctive or company > 1
-        return False  # a plain function of that name is a helper; hooks in modules are marked
+        around = self.program.files[file].facts.scopes[scope.parent]
+        if hook.name in self.marked or around.kind != "c":
+            return False  # a plain function of that name is a helper
+        return hook.distinctive or sum(name in around.bindings for name in self.contract.hooks) > 1
 
     def _assigned(self) -> Iterator[tuple[Hook, Candidate]]:
         """``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and ``type(...)``."""
@@ -250,9 +260,8 @@ class ContractCheck:
 
     def _demanded(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> tuple[str, ...]:
         """Parameters that the definition requires and a call of the contract may omit."""
-        given = {renamed.get(p.name, p.name) for p in hook.parameters if not p.optional} | set(
-            candidate.prefix.keywords
-        )
+        demandable = [p for p in hook.parameters if not p.optional or p.default is None]
+        given = {renamed.get(p.name, p.name) for p in demandable} | set(candidate.prefix.keywords)
         signature = candidate.signature
         names = (*signature.positional[candidate.skip + candidate.prefix.npos :], *signature.kwonly)
         return tuple(n for n in names if n not in signature.defaults and n not in given)
@@ -327,16 +336,17 @@ class ContractCheck:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def _is_hook_call(self, hook: Hook, file: int, call: Call) -> bool:
-        if hook.distinctive and call.func[0] == "a":
+        """Whether a call of that name is meant for an implementation of the hook."""
+        if call.func[0] == "a" and hook.name not in self.marked and hook.distinctive:
             return True
-        scopes = self.program.files[file].facts.scopes
-        if call.func[0] == "n":
-            reach = self.drift.dispatcher.reach(
-                call, self.drift.inference.context((file, call.scope), call.line, call.guard)
-            )
-            named = [c for c in reach.candidates if self.program.scope(c.ref).name == hook.name]
+        context = self.drift.inference.context((file, call.scope), call.line, call.guard)
+        reach = self.drift.dispatcher.reach(call, context)
+        named = [c for c in reach.candidates if self.program.scope(c.ref).name == hook.name]
+        if named or call.func[0] == "n":
             return any(self._meant(hook, c.ref[0], self.program.scope(c.ref)) for c in named)
-        names = {last_name(raw[3]) for raw in self.program.files[file].facts.calls} | set(scopes[0].bindings)
+        if hook.name in self.marked:
+            return False
+        names = {last_name(raw[3]) for raw in self.program.files[file].facts.calls}
         return len(names & self.contract.hooks.keys()) > 1
 
     def check_call(self, hook: Hook, file: int, call: Call) -> Iterator[Finding]:
