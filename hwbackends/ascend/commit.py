@@ -13,7 +13,6 @@ from hwbackends.state import StatePool
 from hwbackends.torch_ops import commit as torch_commit
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_BLOCK = 1024
 
 
 def update_mamba_state_after_mtp_verify(
@@ -71,13 +70,13 @@ def _commit_conv(
 def _commit_ssm(pool: StatePool, state: Tensor, steps: Tensor, indices: list[Any], flags: dict[str, bool]) -> None:
     requests, last, track, track_steps, _, drafts = indices
     size = state[0, 0].numel()
-    channels = launch.blocks(size, _BLOCK)
+    channels = launch.blocks(size, variants.SSM_BLOCK)
     items = channels * requests.shape[0] * pool.num_layers
     kernels_commit.commit_ssm_kernel[launch.grid(items)](
         state, steps, requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), drafts, last, track,
         track_steps,
         items, channels, requests.shape[0], size, max(1, steps.shape[2]), *state.stride()[:2], *steps.stride()[:3],
-        BLOCK=_BLOCK, **flags,
+        BLOCK=variants.SSM_BLOCK, **flags,
     )  # fmt: skip
 
 

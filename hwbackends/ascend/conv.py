@@ -115,8 +115,7 @@ def _uniform(
 ) -> Tensor:
     """Launch the kernel of the phases in which every request has `tokens_per_req` tokens."""
     x, bias, out = _rows(x), _rows(bias), _output(x, out)
-    number = variants.MODES[mode]
-    tiles = variants.uniform_tiles(number, variants.LAYOUTS[state.layout], state.width, tokens_per_req)
+    tiles = variants.uniform_tiles(mode, state.width, tokens_per_req)
     channels, reqs, tokens = launch.blocks(state.dim, tiles["BLOCK"]), metadata.num_reqs, x.shape[0]
     if not reqs:
         return out.zero_()
@@ -131,7 +130,7 @@ def _uniform(
         metadata.mamba_track_indices, metadata.mamba_track_tokens,
         items, channels, reqs, tokens, state.dim, state.rows, x.stride(0), *weight.stride(), out.stride(0),
         *state.tensor.stride(), *drafts.stride(),
-        MODE=number, N=tokens_per_req, **flags, **tiles,
+        MODE=variants.MODES[mode], N=tokens_per_req, **flags, **tiles,
     )  # fmt: skip
     return out
 
