@@ -52,6 +52,9 @@ check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
 mutants: $(INSTALLED) ## the conformance kit against every deliberately wrong plugin, a quick lane each
 	$(BIN)/python -m tests.conformance.run_mutants --quick
 
+lowering: ## lower every Ascend kernel with the vendor's compiler, in an environment of its own (Python 3.11)
+	PYTHON=$(PYTHON) tools/lowering/run.sh
+
 drift-corpus: $(INSTALLED) ## the checker against published releases with known faults (downloads wheels)
 	$(BIN)/python benchmarks/drift_corpus.py
 
