@@ -184,9 +184,10 @@ def test_a_wrong_backend_or_device_is_named() -> None:
     result = demo("--backend", "referense")
     assert result.exit_code == 2
     assert "reference" in result.stderr
-    result = demo("--device", "warp")
-    assert result.exit_code == 2
-    assert "--device: got 'warp'" in result.stderr
+    for device in ("warp", "meta"):
+        result = demo("--device", device)
+        assert result.exit_code == 2
+        assert f"--device: got '{device}" in result.stderr
 
 
 def test_the_default_text_is_the_projects_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

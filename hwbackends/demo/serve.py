@@ -130,7 +130,7 @@ def resolve_device(settings: DemoSettings) -> torch.device:
     hint = "leave --device out, or use --emulate for an npu without hardware"
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(
