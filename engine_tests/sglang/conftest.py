@@ -49,8 +49,8 @@ def plugin() -> None:
 
 @pytest.fixture(autouse=True)
 def server_args() -> Iterator[None]:
-    """SGLang's published configuration, for a dummy model on a CPU."""
-    from sglang.srt.runtime_context import get_context
+    """SGLang's published configuration, for a dummy model on a CPU, alone in its tensor-parallel group."""
+    from sglang.srt.runtime_context import get_context, get_parallel
     from world import CHUNK, DRAFTS, TRACK_INTERVAL
 
     fields = {
@@ -60,5 +60,6 @@ def server_args() -> Iterator[None]:
         "mamba_track_interval": TRACK_INTERVAL,
         "_mamba_cache_chunk_size": CHUNK,
     }
-    with get_context().override_server_args(**fields):
+    group = types.SimpleNamespace(world_size=1, rank_in_group=0)
+    with get_context().override_server_args(**fields), get_parallel().override(tp_group=group):
         yield

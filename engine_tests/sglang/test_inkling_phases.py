@@ -263,7 +263,7 @@ def test_a_captured_decode_replays_over_buffers_that_stay(world: World) -> None:
     world.extend([1, 2, 3], [5, 1, 2])
     steps = world.backend.short_conv_backend.steps
     static = world.batch("DECODE", [0, 0, 0], seq_lens=None)
-    x = torch.randn(3, world.convs[1, 4].weight.shape[0], generator=world.generator)
+    x = torch.randn(3, world.model.dim((1, 4)), generator=world.generator)
     world.backend.init_forward_metadata_out_graph(static, in_capture=True)
     graph = CpuGraph()
     with graph.capture(), forward_context(ForwardContext(attn_backend=world.backend)):
@@ -282,7 +282,7 @@ def test_a_captured_decode_replays_over_buffers_that_stay(world: World) -> None:
                 continue
             with torch.no_grad():
                 whole = torch.cat([before[row], x[place : place + 1]])
-                right = world.stock[1, 4](whole[None])[0, -1]
+                right = world.model.stock[1, 4](whole[None])[0, -1]
             assert (y[place] - right).abs().max() <= BOUND * right.abs().max()
             world.inputs[row][1, 4] = torch.cat([world.inputs[row][1, 4], x[place : place + 1].clone()])
     assert steps.sidecar(ForwardMode.DECODE, graph=True).addresses() == held
