@@ -49,6 +49,19 @@ class RunnerCounters:
     by_mode: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Greedy:
+    """The greedy token of each row of a forward's logits, and the logits [rows, vocabulary] where they are kept."""
+
+    tokens: list[int]
+    logits: Tensor | None
+
+    def give(self, request: Request, first: int, count: int) -> int:
+        """Append `count` tokens from row `first` on to a request; returns how many it took before it was done."""
+        rows = slice(first, first + count)
+        return request.extend(self.tokens[rows], None if self.logits is None else list(self.logits[rows]))
+
+
 class PackedRunner:
     """Serves generation requests (greedy) with one stock model.
 
@@ -95,6 +108,7 @@ class PackedRunner:
         self.cache = PackedCache(self.store, self._convs)
         self.graphs = self._make_graphs(record)
         self._hidden: Tensor | None = None
+        self._watch: Any = None
         if self.drafter is not None:
             self._attach(self.drafter, backend)
 
@@ -136,7 +150,7 @@ class PackedRunner:
         sizes = (limits.max_batch, limits.max_len, limits.chunk_size, limits.draft_tokens)
         drafter.attach(DrafterHost(self.model, backend, self.pool, *sizes))
         if drafter.needs_hidden:
-            self.model.get_decoder().register_forward_hook(self._keep_hidden)
+            self._watch = self.model.get_decoder().register_forward_hook(self._keep_hidden)
 
     def _keep_hidden(self, module: nn.Module, args: object, output: Any) -> None:
         self._hidden = output.last_hidden_state[0]
@@ -187,8 +201,10 @@ class PackedRunner:
         return self.requests
 
     def close(self) -> None:
-        """Cancel what runs or waits and forget every prefix: afterwards every slot is free."""
+        """Cancel what runs or waits and forget every prefix: every slot is free, and the runner serves no more."""
         self.scheduler.close()
+        if self._watch is not None:
+            self._watch.remove()
 
     # steps
 
@@ -213,8 +229,8 @@ class PackedRunner:
             report.finished.append(request)
         return report
 
-    def _forward(self, step: PackedStep, keep: Tensor | int) -> Tensor:
-        """Logits [kept tokens, vocabulary] in float32 on the host."""
+    def _forward(self, step: PackedStep, keep: Tensor | int) -> _Greedy:
+        """Run the model; the host waits for the tokens, and for the logits only where requests keep them."""
         self.cache.step = step
         with self._guard():
             out = self.model(
@@ -226,12 +242,8 @@ class PackedRunner:
                 **{self.spec.cache_argument: self.cache},
             )
         logits: Tensor = out.logits[0]
-        return logits.float().cpu()
-
-    def _take(self, request: Request, logits: Tensor) -> int:
-        """Append the greedy tokens of logits [tokens, vocabulary]; returns how many."""
-        keep = list(logits) if self.settings.keep_logits else None
-        return request.extend(logits.argmax(dim=-1).tolist(), keep)
+        kept = logits.float().cpu() if self.settings.keep_logits else None
+        return _Greedy(logits.argmax(dim=-1).tolist(), kept)
 
     def _extend_step(self, index: int) -> StepReport:
         """A chunk of each prompt that is not done, as far as the step's tokens reach, and a token of every other."""
@@ -250,7 +262,7 @@ class PackedRunner:
         step = pack(segments, self.spec, self._row_len, total, self.device)
         ends = [request.computed + count == request.length for request, count in plan]
         last = torch.tensor([count for _, count in plan]).cumsum(0) - 1
-        logits = self._forward(step, last.to(self.device))
+        found = self._forward(step, last.to(self.device))
         counts = [count for _, count in plan]
         self._observe([request for request, _ in plan], counts, counts)
         for row, (request, count) in enumerate(plan):
@@ -260,7 +272,7 @@ class PackedRunner:
             self.scheduler.release_source(request)
             self.scheduler.publish(request, tracks[row])
             if ends[row]:
-                self._take(request, logits[row : row + 1])
+                found.give(request, row, 1)
         return StepReport(index, ForwardMode.EXTEND, len(plan), total)
 
     def _extend_batch(self, plan: Plan, tracks: Sequence[int], total: int) -> StepBatch:
@@ -289,8 +301,8 @@ class PackedRunner:
             mamba_track_seqlens=track_len if tracking else None,
         )
 
-    def _uniform(self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tracks: Sequence[int]) -> Tensor:
-        """Run a decode or verify step with the same number of tokens for each running request; all its logits."""
+    def _uniform(self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tracks: Sequence[int]) -> _Greedy:
+        """Run a decode or verify step with the same number of tokens for each running request."""
         rows = [
             StepRow(request.row, request.computed, request.kept_tokens, track)
             for request, track in zip(self.scheduler.running, tracks, strict=True)
@@ -303,13 +315,13 @@ class PackedRunner:
     def _decode_step(self, index: int) -> StepReport:
         running = list(self.scheduler.running)
         tracks = [self.scheduler.reserve_track(request, 1) for request in running]
-        logits = self._uniform(ForwardMode.DECODE, [r.span(r.computed, r.computed + 1) for r in running], tracks)
+        found = self._uniform(ForwardMode.DECODE, [r.span(r.computed, r.computed + 1) for r in running], tracks)
         for row, request in enumerate(running):
             request.computed += 1
             request.steps += 1
             request.kept_tokens = 1
             self.scheduler.publish(request, tracks[row])
-            self._take(request, logits[row : row + 1])
+            found.give(request, row, 1)
         return StepReport(index, ForwardMode.DECODE, len(running), len(running))
 
     def _verify_step(self, index: int, drafter: Drafter) -> StepReport:
@@ -321,14 +333,13 @@ class PackedRunner:
             for request, proposed in zip(running, drafts, strict=True)
         ]
         tokens = [[*row, *[0] * (width - len(row))] for row in tokens]
-        logits = self._uniform(ForwardMode.TARGET_VERIFY, tokens, [PADDED] * len(running))
+        found = self._uniform(ForwardMode.TARGET_VERIFY, tokens, [PADDED] * len(running))
         kept = []
         starts = [request.computed for request in running]
         for row, request in enumerate(running):
-            own = logits[row * width : (row + 1) * width]
-            right = own.argmax(dim=-1).tolist()
+            right = found.tokens[row * width : (row + 1) * width]
             accepted = next((i for i in range(width - 1) if tokens[row][i + 1] != right[i]), width - 1)
-            kept.append(self._take(request, own[: accepted + 1]))
+            kept.append(found.give(request, row * width, accepted + 1))
             request.accepted[kept[-1] - 1] += 1
             request.steps += 1
             request.computed += kept[-1]

@@ -118,7 +118,10 @@ def test_finished_requests_leave_nothing_behind() -> None:
     runner = make_runner("inkling", drafter, draft_tokens=2, max_batch=2)
     serve_all(runner, "inkling", PROMPTS[:4])
     assert drafter._rows == {}
+    decoder = runner.model.get_decoder()
+    assert decoder._forward_hooks
     runner.close()
+    assert not decoder._forward_hooks
     assert not runner.scheduler.allocator.used
 
 

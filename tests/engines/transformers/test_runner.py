@@ -255,6 +255,14 @@ def test_an_end_token_ends_the_answer() -> None:
         assert request.state is RequestState.FINISHED
 
 
+def test_logits_stay_on_the_device_unless_they_are_kept() -> None:
+    runner = make_runner("lfm2", seeded("lfm2", PROMPTS[5:6]), draft_tokens=2, keep_logits=False)
+    request = runner.add(PROMPTS[5], NEW_TOKENS)
+    runner.run()
+    assert request.generated == answer("lfm2", PROMPTS[5]).tokens
+    assert request.logits == []
+
+
 def test_a_run_reports_each_step() -> None:
     runner = make_runner("lfm2", max_batch=2)
     runner.add(PROMPTS[2], 3, arrival=1)
