@@ -12,13 +12,10 @@ from .program import Ref
 
 _TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
 _CHANGING = frozenset(
-    "fixture command group option argument given patch overload singledispatch setter getter deleter property "
-    "cached_property validator field_validator model_validator root_validator hybrid_property bass_jit "
-    "custom_vjp parametrize pass_context".split()
+    ["fixture", "command", "group", "option", "argument", "given", "patch", "overload", "singledispatch", "setter", "getter", "deleter", "property", "cached_property", "validator", "field_validator", "model_validator", "root_validator", "hybrid_property", "bass_jit", "custom_vjp", "parametrize", "pass_context"]
 )
 _KEEPING = frozenset(
-    "staticmethod classmethod abstractmethod override final cache lru_cache wraps no_grad inference_mode contextmanager "
-    "asynccontextmanager jit compile deprecated typing_override torch_compile".split()
+    ["staticmethod", "classmethod", "abstractmethod", "override", "final", "cache", "lru_cache", "wraps", "no_grad", "inference_mode", "contextmanager", "asynccontextmanager", "jit", "compile", "deprecated", "typing_override", "torch_compile"]
 )
 
 
@@ -241,7 +238,7 @@ class Dispatcher:
             inner += [s for t in inner for s in scopes if s.kind == "f" and scopes[s.parent] is t]
         takes_all = [s for s in inner if s.signature and s.signature.vararg and s.signature.kwarg]
         own = [s for s in inner if s.name != "<lambda>"]
-        return bool(takes_all) or not own or factory and len(own) == 1
+        return bool(takes_all) or not own or (factory and len(own) == 1)
 
     # -- constructors -------------------------------------------------------------------------------------------
 

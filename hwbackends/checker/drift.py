@@ -15,7 +15,6 @@ from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr
 from .program import Program, Ref
 
-
 # A method name that is not everybody's: two words at least, and no dunder.
 _TELLING = re.compile(r"^_?[a-zA-Z0-9]+_[a-zA-Z0-9_]*[a-zA-Z0-9]$")
 
@@ -72,7 +71,7 @@ class Drift:
         signature = self.program.scope((file, call.scope)).signature
         if signature is None:
             return False
-        return bool(call.star and call.star == signature.vararg or call.kwstar and call.kwstar == signature.kwarg)
+        return bool((call.star and call.star == signature.vararg) or (call.kwstar and call.kwstar == signature.kwarg))
 
     # -- one call -----------------------------------------------------------------------------------------------
 
@@ -173,7 +172,7 @@ class Drift:
         candidate = other.target
         if other.mismatch.rejects or candidate.ref == target.ref or candidate.owner is None or target.owner is None:
             return False
-        if candidate.stub or candidate.ref[0] == target.ref[0] and candidate.owner == target.owner:
+        if candidate.stub or (candidate.ref[0] == target.ref[0] and candidate.owner == target.owner):
             return False
         above = {(candidate.ref[0], self.program.scope(candidate.ref).parent)}
         if not above & set(self.program.mro(target.owner)):
@@ -210,7 +209,7 @@ class Drift:
             if not verdict.candidate.exact and not hardware:
                 return True  # constructors of a family need not agree
             rejected = len(reach.candidates) - len(accepting)
-            return rejected > len(accepting) or len(reach.candidates) > 2 and self._chosen_by_name(call, context)
+            return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False
 
     def _asks_receiver(self, call: Call, context: Context) -> bool:
@@ -309,9 +308,28 @@ class Drift:
             return False
         if not platforms.can_meet(platform, conditions):
             return False
+        if self._bound_under_other_conditions(candidate, call, context, conditions):
+            return False
         return not any(
             self.rules_out(test, holds, candidate, call, context, mismatch) for test, holds in conditions if test
         )
+
+    def _bound_under_other_conditions(
+        self, candidate: Candidate, call: Call, context: Context, conditions: tuple[tuple[Expr | None, bool], ...]
+    ) -> bool:
+        """``self.f = g`` under ``if self.flag`` never meets a ``self.f()`` under ``if not self.flag``."""
+        if call.func[0] != "a" or context.owner is None or not conditions:
+            return False
+        holds = dict(conditions)
+        bound = excluded = 0
+        for owner in self.program.mro(context.owner):
+            for scope, guard, expr in self.program.scope(owner).attributes.get(call.func[2], ()):
+                values = self.inference.evaluate(expr, self.inference.context((owner[0], scope), 1 << 30, guard))
+                if any(value[0] in "FB" and value[1] == candidate.ref for value in values):
+                    bound += 1
+                    chain = self.inference.chain(owner[0], guard)
+                    excluded += any(test is not None and holds.get(test, told) != told for test, told in chain)
+        return bound > 0 and bound == excluded
 
     def platform_of(self, candidate: Candidate) -> str | None:
         ref = candidate.ref
@@ -476,7 +494,7 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "low"
     declared = [other for other in item.accepting if other.candidate.declared]
     likeness = max(similarity(target, other.target) for other in declared or item.accepting)
-    if likeness < 0.5 or item.count > 3 and item.count > len(item.accepting):
+    if likeness < 0.5 or (item.count > 3 and item.count > len(item.accepting)):
         return "low"
     return "high" if item.complete and likeness >= 0.6 else "medium"
 

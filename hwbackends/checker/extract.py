@@ -14,10 +14,7 @@ _OVERLOADS = frozenset({"overload"})
 _MAX_DEPTH = 12
 _CONSTANTS = (bool, int, float, type(None))
 _UNINTERESTING = frozenset(
-    "append extend items keys values split strip join startswith endswith encode decode lower upper isdigit "
-    "numpy tolist item unsqueeze squeeze view reshape permute transpose contiguous len print range str int float "
-    "isinstance issubclass hasattr getattr setattr min max sum abs tuple list dict set frozenset sorted enumerate zip "
-    "bool id repr type ValueError RuntimeError TypeError KeyError NotImplementedError AssertionError Exception".split()
+    ["append", "extend", "items", "keys", "values", "split", "strip", "join", "startswith", "endswith", "encode", "decode", "lower", "upper", "isdigit", "numpy", "tolist", "item", "unsqueeze", "squeeze", "view", "reshape", "permute", "transpose", "contiguous", "len", "print", "range", "str", "int", "float", "isinstance", "issubclass", "hasattr", "getattr", "setattr", "min", "max", "sum", "abs", "tuple", "list", "dict", "set", "frozenset", "sorted", "enumerate", "zip", "bool", "id", "repr", "type", "ValueError", "RuntimeError", "TypeError", "KeyError", "NotImplementedError", "AssertionError", "Exception"]
 )
 
 

@@ -33,8 +33,7 @@ def discover(roots: list[str], exclude: tuple[str, ...] = ()) -> tuple[list[str]
 
 
 def _walk(root: str, real_root: str, problems: list[Problem], exclude: tuple[str, ...]) -> Iterator[str]:
-    """Depth first without recursion; ``seen`` holds real directories, so a link to an ancestor ends."""
-    seen: set[str] = {real_root}
+    """Depth first, without recursion and without following links to folders."""
     stack = [root]
     while stack:
         directory = stack.pop()
@@ -47,38 +46,36 @@ def _walk(root: str, real_root: str, problems: list[Problem], exclude: tuple[str
             if exclude and any(Path(entry.path).match(pattern) for pattern in exclude):
                 continue
             if entry.is_symlink():
-                yield from _link(entry, real_root, seen, stack, problems)
+                linked = _link(entry, real_root, problems)
+                if linked is not None:
+                    yield linked
             elif entry.is_dir(follow_symlinks=False):
                 if entry.name not in SKIPPED:
-                    seen.add(os.path.realpath(entry.path))
                     stack.append(entry.path)
             elif entry.name.endswith(".py"):
                 yield entry.path
 
 
-def _link(
-    entry: os.DirEntry[str], real_root: str, seen: set[str], stack: list[str], problems: list[Problem]
-) -> Iterator[str]:
-    target = os.path.realpath(entry.path)
+def _link(entry: os.DirEntry[str], real_root: str, problems: list[Problem]) -> str | None:
+    """A link's path where it must be read here; what it names inside the tree is listed at its own place."""
     is_python = entry.name.endswith(".py")
+    target = os.path.realpath(entry.path)
     try:
-        mode = os.stat(entry.path).st_mode
+        is_folder = stat.S_ISDIR(os.stat(entry.path).st_mode)
     except OSError as error:
         if is_python or not os.path.splitext(entry.name)[1]:
             problems.append(Problem(entry.path, 1, f"symbolic link cannot be followed: {error.strerror}"))
-        return
-    inside = target == real_root or target.startswith(real_root + os.sep)
-    if stat.S_ISDIR(mode):
-        if not inside:
+        return None
+    if target != real_root and not target.startswith(real_root + os.sep):
+        if is_folder or is_python:
             problems.append(Problem(entry.path, 1, "symbolic link leads out of the tree; not followed"))
-        elif target in seen or real_root.startswith(target):
-            if entry.path.startswith(target + os.sep) or os.path.realpath(os.path.dirname(entry.path)).startswith(
-                target
-            ):
-                problems.append(Problem(entry.path, 1, "symbolic link loop; not followed"))
-        # A link to a directory elsewhere in the tree: its files are listed there already.
-    elif is_python and not inside:
-        problems.append(Problem(entry.path, 1, "symbolic link leads out of the tree; not followed"))
+        return None
+    if is_folder:
+        here = os.path.realpath(os.path.dirname(entry.path))
+        if here == target or here.startswith(target + os.sep):
+            problems.append(Problem(entry.path, 1, "symbolic link loop; not followed"))
+        return None
+    return entry.path if is_python and not target.endswith(".py") else None
 
 
 def read(path: str) -> bytes | Problem:

@@ -27,13 +27,12 @@ _LIMIT = 60
 _DEPTH = 24
 
 _CONTAINERS = frozenset(
-    "list List set Set frozenset FrozenSet Sequence MutableSequence Iterable Iterator Generator Collection deque Deque "
-    "AsyncIterator AsyncIterable AsyncGenerator tuple Tuple Queue ModuleList".split()
+    ["list", "List", "set", "Set", "frozenset", "FrozenSet", "Sequence", "MutableSequence", "Iterable", "Iterator", "Generator", "Collection", "deque", "Deque", "AsyncIterator", "AsyncIterable", "AsyncGenerator", "tuple", "Tuple", "Queue", "ModuleList"]
 )
-_MAPPINGS = frozenset("dict Dict Mapping MutableMapping defaultdict DefaultDict OrderedDict ModuleDict".split())
-_WRAPPERS = frozenset("Annotated ClassVar Final Required NotRequired Awaitable Coroutine".split())
-_SAME = frozenset("list sorted reversed iter tuple set copy deepcopy ModuleList ModuleDict cast nullcontext".split())
-_ELEMENTS = frozenset("values get pop popleft popitem setdefault copy".split())
+_MAPPINGS = frozenset(["dict", "Dict", "Mapping", "MutableMapping", "defaultdict", "DefaultDict", "OrderedDict", "ModuleDict"])
+_WRAPPERS = frozenset(["Annotated", "ClassVar", "Final", "Required", "NotRequired", "Awaitable", "Coroutine"])
+_SAME = frozenset(["list", "sorted", "reversed", "iter", "tuple", "set", "copy", "deepcopy", "ModuleList", "ModuleDict", "cast", "nullcontext"])
+_ELEMENTS = frozenset(["values", "get", "pop", "popleft", "popitem", "setdefault", "copy"])
 _RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
 
 
@@ -668,7 +667,7 @@ class Inference:
         if kind == "I":
             return self._returns_of_method(value, "__call__")
         if kind == "X":
-            return frozenset({("X", value[1] + "()")})
+            return self._resolved_string(frozenset({("X", value[1] + "()")}), expr, context, value)
         return self._resolved_string(ANY, expr, context, value)
 
     def _returns_of_method(self, value: Value, name: str) -> Values:
@@ -761,7 +760,7 @@ _EVALUATE = {
     "m": "_import", "p": "_parameter", "T": "_declared",
 }  # fmt: skip
 
-_BUILTIN_TYPES = frozenset("int str float bool bytes list dict tuple set complex range slice type".split())
+_BUILTIN_TYPES = frozenset(["int", "str", "float", "bool", "bytes", "list", "dict", "tuple", "set", "complex", "range", "slice", "type"])
 
 
 def _builtin(name: str) -> Values:
@@ -793,7 +792,7 @@ def last_name(expr: Expr | None) -> str:
     return last_name(expr[1]) if expr[0] in "ci" else ""
 
 
-_PROPERTIES = frozenset("property cached_property cache_property functools_cached_property abstractproperty".split())
+_PROPERTIES = frozenset(["property", "cached_property", "cache_property", "functools_cached_property", "abstractproperty"])
 
 
 def method_kind(scope: Scope) -> str:

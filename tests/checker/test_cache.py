@@ -1,0 +1,52 @@
+"""The cache knows contents, not times: a second run reads it, a changed byte is seen, damage is ignored."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hwbackends.checker.engine import Options, Outcome, run
+from tests.checker.trees import write
+
+FILES = {
+    "base.py": "class Base:\n    def m(self, x, y=None):\n        return x, y\n    def go(self):\n        self.m(1, y=2)\n",
+    "sub.py": "from base import Base\nclass Sub(Base):\n    def m(self, x):\n        return x\n",
+}
+
+
+def check(tmp_path: Path) -> Outcome:
+    return run([str(tmp_path / "tree")], Options(cache_dir=str(tmp_path / "cache"), jobs=1))
+
+
+def test_an_unchanged_tree_is_answered_from_the_cache_with_the_same_findings(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    first, second = check(tmp_path), check(tmp_path)
+    assert (first.cached, first.parsed) == (False, 2)
+    assert (second.cached, second.parsed) == (True, 0)
+    assert second.findings == first.findings
+    assert len(first.findings) == 1
+
+
+def test_a_change_of_the_same_size_and_time_is_seen_and_only_that_file_is_parsed(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    check(tmp_path)
+    path = tmp_path / "tree/base.py"
+    times = path.stat()
+    path.write_text(FILES["base.py"].replace("y=2", "x=2").replace("m(1, ", "m(  "))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed = check(tmp_path)
+    assert (changed.cached, changed.parsed, changed.findings) == (False, 1, [])
+
+
+def test_a_damaged_cache_is_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    first = check(tmp_path)
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(path.read_bytes()[:40] + b"\x00damaged")
+    assert check(tmp_path).findings == first.findings
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert len(check(tmp_path).findings) == 1
