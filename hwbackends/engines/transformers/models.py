@@ -43,6 +43,7 @@ class ModelSpec:
         mask_keys: key of the mask dict to whether that mask slides; conv masks are always None.
         conv_mask_key: key under which the model looks for its conv mask.
         cache_argument: keyword under which the model's forward takes the cache.
+        attention_kind: `sdpa`, `eager`, ...: the implementation of attention that the model runs.
     """
 
     architecture: str
@@ -54,6 +55,7 @@ class ModelSpec:
     mask_keys: dict[str, int | None]
     conv_mask_key: str
     cache_argument: str
+    attention_kind: str
 
 
 def check_version() -> tuple[int, int]:
@@ -136,6 +138,7 @@ def describe_inkling(config: Any, dtype: torch.dtype, argument: str) -> ModelSpe
         mask_keys={"full_attention": None, "sliding_attention": config.sliding_window_size},
         conv_mask_key="linear_attention",
         cache_argument=argument,
+        attention_kind=config._attn_implementation,
     )
 
 
@@ -156,4 +159,5 @@ def _describe_lfm2(config: Any, dtype: torch.dtype, argument: str) -> ModelSpec:
         mask_keys={"full_attention": None},
         conv_mask_key="conv",
         cache_argument=argument,
+        attention_kind=config._attn_implementation,
     )

@@ -46,7 +46,7 @@ class PackedStep:
         kv_length: K.
         query_offset: [T] int64, position less index in the row, as `Cache.get_query_offset` gives it.
         kv_offset: [K] int64, the same for keys.
-        masks: mask dict of the model, [1, 1, T, K] bool or None for convs.
+        masks: mask dict of the model: [1, 1, T, K], bool for `sdpa`, additive for `eager`; None for convs.
     """
 
     input_ids: Tensor
@@ -115,8 +115,13 @@ def _masks(
     masks: dict[str, Tensor | None] = {spec.conv_mask_key: None}
     for key, window in spec.mask_keys.items():
         mask = causal if window is None else causal & (distance < window)
-        masks[key] = mask[None, None]
+        masks[key] = (mask if spec.attention_kind == "sdpa" else _additive(mask, spec.streams[0].dtype))[None, None]
     return masks
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` holds, the lowest number elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class KeyValueStore:

@@ -26,6 +26,7 @@ from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import StatePool
 
+ATTENTION_KINDS = ("sdpa", "eager")
 Guard = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -95,7 +96,7 @@ class PackedRunner:
         self.model = cast(Any, model)
         self.drafter = drafter if settings.draft_tokens else None
         self.device = next(model.parameters()).device
-        self._check_model_length()
+        self._check_model()
         self.pool = self._make_pool()
         self.counters = RunnerCounters()
         self.sidecar = make_sidecar(self.pool, backend, settings)
@@ -118,7 +119,12 @@ class PackedRunner:
         finish = drafter.finish if drafter is not None else lambda request: None
         return Scheduler(self.settings, self.pool, self.store, self.model.config.vocab_size, share, finish)
 
-    def _check_model_length(self) -> None:
+    def _check_model(self) -> None:
+        kind = self.spec.attention_kind
+        if kind not in ATTENTION_KINDS:
+            hint = "load the model with attn_implementation='sdpa'"
+            wanted = f"one of {', '.join(ATTENTION_KINDS)}: packed steps need a mask"
+            raise UnsupportedError("PackedRunner", "attn_implementation", repr(kind), wanted, hint)
         limit = getattr(self.model.config, "max_position_embeddings", None)
         if limit is not None and self.settings.max_len > limit:
             raise UnsupportedError("PackedRunner", "max_len", self.settings.max_len, f"at most {limit}, as the model")

@@ -317,6 +317,23 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
         PackedRunner(model, hwbackends.load("reference"), RunnerSettings(max_len=65))
 
 
+@models
+def test_eager_attention_gives_the_stock_tokens(name: str) -> None:
+    model = tiny_model(name, seed=3)
+    model.set_attn_implementation("eager")
+    runner = make_runner(name, seeded(name, PROMPTS), model=model, draft_tokens=2, layout="ring")
+    serve_all(runner, name)
+
+
+def test_attention_without_masks_is_refused() -> None:
+    model = tiny_model("lfm2")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        UnsupportedError, match="attn_implementation: got 'flash_attention_2', wanted one of sdpa, eager"
+    ):
+        PackedRunner(model, hwbackends.load("reference"))
+
+
 def test_a_batch_beyond_the_graph_limits_is_refused() -> None:
     runner = make_runner("lfm2", max_batch=3)
     with pytest.raises(GraphLimitError, match="max_batch: got 4"):
