@@ -4,13 +4,14 @@ version is unknown, the log line at start, and the entries of `hwbackends doctor
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,7 @@ class Engine:
         switch: environment variable that asks for the plugin (1) or forbids it (0).
         allowlist: the engine's own comma-separated list of plugins to load.
         group: entry-point group in which the engine looks for plugins.
+        relies_on: files of the package, relative to it, that the plugin builds on.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Engine:
     switch: str
     allowlist: str
     group: str
+    relies_on: tuple[str, ...]
 
 
 SGLANG = Engine(
@@ -60,6 +63,16 @@ SGLANG = Engine(
     switch="HWBACKENDS_SGLANG",
     allowlist="SGLANG_PLUGINS",
     group="sglang.srt.plugins",
+    relies_on=(
+        "srt/layers/attention/attention_registry.py",
+        "srt/layers/attention/hybrid_linear_attn_backend.py",
+        "srt/layers/attention/linear/inkling_sconv_backend.py",
+        "srt/layers/attention/linear/short_conv_backend.py",
+        "srt/models/inkling_common/sconv.py",
+        "srt/models/lfm2.py",
+        "srt/models/lfm2_moe.py",
+        "srt/plugins/hook_registry.py",
+    ),
 )
 VLLM = Engine(
     name="vllm",
@@ -70,6 +83,13 @@ VLLM = Engine(
     switch="HWBACKENDS_VLLM",
     allowlist="VLLM_PLUGINS",
     group="vllm.general_plugins",
+    relies_on=(
+        "model_executor/custom_op.py",
+        "model_executor/layers/mamba/short_conv.py",
+        "v1/attention/backends/mamba_attn.py",
+        "v1/attention/backends/registry.py",
+        "v1/attention/backends/short_conv_attn.py",
+    ),
 )
 ENGINES = (SGLANG, VLLM)
 
@@ -148,33 +168,79 @@ def version_problem(engine: Engine, version: str) -> str | None:
 
 
 def contract_findings(engine: Engine, tree: Path | None = None) -> list[str]:
-    """What `hwbackends check` finds in the installed engine's tree, one line per finding; [] where all hooks fit.
+    """What keeps the plugin from an engine's tree, one line each: files that it builds on and that are gone, and what
+    `hwbackends check` finds in those that are there. Nothing of the tree is imported.
 
     Args:
         engine: its file in `contracts/engines` is the contract.
         tree: check this folder instead of the installed package.
     """
     folders = [tree] if tree is not None else module_folders(engine.package)
+    if not folders:
+        return [f"the tree of package {engine.package} is not there"]
+    root = folders[0]
+    missing = [f"{name} is not there" for name in engine.relies_on if not (root / name).is_file()]
+    if missing:
+        return missing
     try:
         contract = contracts_folder() / "engines" / f"{engine.name}.yaml"
     except ContractError as error:
         return [str(error)]
-    if not folders or not contract.is_file():
-        missing = contract if folders else f"the tree of package {engine.package}"
-        return [f"{missing} is not there, so nothing could be checked"]
-    return _run_checker([*map(str, folders), "--contract", str(contract)])
+    if not contract.is_file():
+        return [f"{contract} is not there, so nothing could be checked"]
+    found = _run_checker([str(root), "--contract", str(contract)])
+    ours = {str(root / name) for name in engine.relies_on}
+    return [text for text, files in found if files is None or ours & files]
 
 
-def _run_checker(arguments: list[str]) -> list[str]:
-    """Run `hwbackends check` in a process of its own: an engine's process is no place to read 4,000 files in."""
-    code = "from hwbackends.cli import main; main()"
-    command = [sys.executable, "-c", code, "check", *arguments, "--format", "json", "--no-cache"]
+def _run_checker(arguments: list[str]) -> list[tuple[str, set[str] | None]]:
+    """Findings of `hwbackends check` with the files that each names (None: it could not run), from a process of its
+    own: an engine's process is no place to read 4,000 files in."""
+    command = [sys.executable, "-m", "hwbackends", "check", *arguments, "--format", "json", "--no-cache"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout)["findings"]
+        findings = json.loads(done.stdout)["findings"]
     except (ValueError, KeyError):
-        return [f"hwbackends check stopped with status {done.returncode}: {done.stderr.strip()[-500:]}"]
-    return [f"{item['rule']} {item['message'].splitlines()[0]}" for item in found]
+        return [(f"hwbackends check stopped with status {done.returncode}: {done.stderr.strip()[-500:]}", None)]
+    return [
+        (
+            f"{item['rule']} {item['message'].splitlines()[0]}",
+            {place["file"] for place in (item["definition"], item["call"]) if place},
+        )
+        for item in findings
+    ]
+
+
+def hold_overrides(replacement: type, base: type, own: Iterable[str] = ()) -> None:
+    """Check, before a class goes into an engine, that every method which it overrides is still there and is still
+    called with parameters that the override takes. An override of a method that was renamed would never run.
+
+    Args:
+        replacement: our class.
+        base: the engine's class that it replaces.
+        own: methods that are ours and override nothing.
+
+    Raises:
+        UnsupportedError: a method is gone, or has a parameter that the override does not take.
+    """
+    for name, function in vars(replacement).items():
+        if name in own or not inspect.isfunction(function):
+            continue
+        original = getattr(base, name, None)
+        where = f"{base.__module__}.{base.__qualname__}.{name}"
+        if not callable(original):
+            raise UnsupportedError("engine plugin", where, "nothing", "the method that the plugin overrides", _HINT)
+        taken = inspect.signature(function).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            continue
+        passed = [n for n, p in inspect.signature(original).parameters.items() if p.kind not in (_STAR, _STARS)]
+        unknown = [n for n in passed if n not in taken]
+        if unknown and not any(p.kind is _STAR for p in taken.values()):
+            raise UnsupportedError("engine plugin", where, f"parameters {unknown}", f"{list(taken)}", _HINT)
+
+
+_STAR, _STARS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_HINT = "this release of the engine is not the one that the plugin was written for"
 
 
 _ACTIVATED: dict[str, str] = {}
@@ -197,7 +263,7 @@ def activate(engine: Engine, install: Callable[[], str]) -> bool:
         _log.log(level, "hwbackends: %s plugin %s: %s", engine.title, decision.state, decision.reason)
         return False
     try:
-        served = install()
+        served = f"{install()}, backend {_backend_name()}"
     except (HwBackendsError, ImportError, AttributeError) as error:
         _log.warning(
             "hwbackends: %s plugin failed, %s keeps its own code: %s: %s",
@@ -208,8 +274,16 @@ def activate(engine: Engine, install: Callable[[], str]) -> bool:
         )
         return False
     _ACTIVATED[engine.name] = served
+    # a warning, because engines set up their own loggers and leave the root logger at its default level
     _log.warning("hwbackends: %s %s: %s", engine.title, decision.version, served)
     return True
+
+
+def _backend_name() -> str:
+    """The backend that `load()` takes here; a machine without one keeps the engine's own code."""
+    from hwbackends.registry import load
+
+    return load().name
 
 
 def require_active(engine: Engine) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.short_conv_attn import ShortConvAttentionMetadataBuilder
 
-from hwbackends.engines.vllm.short_conv import HwBackendsShortConv
+from hwbackends.engines.activation import hold_overrides
+from hwbackends.engines.vllm.short_conv import HwBackendsShortConv, HwBackendsShortConvBuilder
 from hwbackends.errors import UnsupportedError
 
 BACKEND = "hwbackends.engines.vllm.short_conv.HwBackendsShortConvBackend"
@@ -21,6 +23,8 @@ def install() -> str:
     Raises:
         UnsupportedError: another plugin has registered the layer already.
     """
+    hold_overrides(HwBackendsShortConv, ShortConv, own=("state_rows", "_step", "_run"))
+    hold_overrides(HwBackendsShortConvBuilder, ShortConvAttentionMetadataBuilder, own=("_prepared",))
     taken = op_registry_oot.get(ShortConv.__name__)
     if taken is None:
         ShortConv.register_oot(HwBackendsShortConv)
