@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from hwbackends.cli import main
 from hwbackends.demo import serve, text
 from hwbackends.demo.serve import DemoResult, DemoSettings
+from hwbackends.engines.transformers.convs import SidecarConvs
 from hwbackends.engines.transformers.drafters import SeededDrafter
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.runner import PackedRunner
@@ -99,6 +100,18 @@ def test_a_commit_that_does_nothing_fails_the_demo(monkeypatch: pytest.MonkeyPat
     status, found = document("--layout", "window", "--model", "lfm2")
     assert status == 1
     assert {"tokens equal to stock", "logits equal to stock"} <= failed(found)
+
+
+def test_metadata_resolved_twice_in_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = SidecarConvs.conv
+
+    def preparing(self: SidecarConvs, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._sidecar.resolutions += args[0] == 0
+        return conv(self, *args, **kwargs)
+
+    monkeypatch.setattr(SidecarConvs, "conv", preparing)
+    status, found = document("--model", "lfm2")
+    assert (status, failed(found)) == (1, {"metadata resolved once per step"})
 
 
 def test_a_run_without_some_accepted_count_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,9 @@ def buckets(max_batch: int) -> list[int]:
 class MetadataGraphs:
     """Recorded metadata preparation of decode and verify steps.
 
+    Attributes:
+        replayed: replays so far.
+
     Args:
         sidecar: its `init_forward_metadata_in_graph` is what gets recorded.
         max_batch: largest batch.
@@ -71,6 +74,7 @@ class MetadataGraphs:
         self._draft_token_num = draft_token_num
         self._record = record
         self._tracks = tracks
+        self.replayed = 0
         self._replays: dict[tuple[ForwardMode, int], Callable[[], None]] = {}
         self._batches: dict[tuple[ForwardMode, int], StepBatch] = {}
         # columns of the static inputs: request row, computed length, kept tokens, track slot
@@ -129,6 +133,7 @@ class MetadataGraphs:
             self._sidecar.init_forward_metadata_in_graph(batch)
         else:
             replay()
+            self.replayed += 1
         return batch
 
     def _fill(self, rows: Sequence[StepRow], bucket: int) -> None:

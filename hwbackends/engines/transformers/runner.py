@@ -43,10 +43,9 @@ class StepReport:
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """Counts over a runner's life: steps (idle ones too), metadata resolutions, and steps by forward mode."""
+    """Counts over a runner's life: steps (idle ones too), and steps with a forward by forward mode."""
 
     steps: int = 0
-    resolutions: int = 0
     by_mode: dict[str, int] = field(default_factory=dict)
 
 
@@ -108,6 +107,7 @@ class PackedRunner:
         self._convs = SidecarConvs(self.sidecar, self.spec)
         self.cache = PackedCache(self.store, self._convs)
         self.graphs = self._make_graphs(record)
+        self._captured = self.sidecar.resolutions
         self._hidden: Tensor | None = None
         self._watch: Any = None
         if self.drafter is not None:
@@ -264,7 +264,6 @@ class PackedRunner:
             self.scheduler.reserve_track(request, count) if request.prefilling else PADDED for request, count in plan
         ]
         self.sidecar.init_forward_metadata(self._extend_batch(plan, tracks, total))
-        self.counters.resolutions += 1
         step = pack(segments, self.spec, self._row_len, total, self.device)
         ends = [request.computed + count == request.length for request, count in plan]
         last = torch.tensor([count for _, count in plan]).cumsum(0) - 1
@@ -314,7 +313,6 @@ class PackedRunner:
             for request, track in zip(self.scheduler.running, tracks, strict=True)
         ]
         batch = self.graphs.prepare(mode, rows)
-        self.counters.resolutions += 1
         segments = [Segment(r.row, r.computed, t) for r, t in zip(self.scheduler.running, tokens, strict=True)]
         return self._forward(pack(segments, self.spec, self._row_len, batch.num_tokens, self.device), 0)
 
@@ -389,6 +387,11 @@ class PackedRunner:
         self.drafter.observe(requests, parts)
 
     # checks
+
+    @property
+    def resolutions(self) -> int:
+        """Times that metadata was resolved for a step so far, replays of recorded preparations counted."""
+        return self.sidecar.resolutions - self._captured + self.graphs.replayed
 
     @property
     def conv_calls(self) -> int:

@@ -197,7 +197,7 @@ def test_metadata_is_resolved_once_per_step_and_decode_metadata_by_replay() -> N
     serve_all(runner, "inkling")
     modes = runner.counters.by_mode
     steps = sum(modes.values())
-    assert runner.counters.resolutions == steps
+    assert runner.resolutions == steps
     assert runner.sidecar.reads == runner.conv_calls == steps * 12
     assert runner.sidecar.resolutions == captures + modes["extend"]
     assert runner.addresses() == before
