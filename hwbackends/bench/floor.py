@@ -5,25 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hwbackends.bench import timing
-
-
-@triton.jit
-def nothing_kernel(target, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    tl.store(target, 1)
-
-
-@triton.jit
-def copy_kernel(source, target, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at))
+from hwbackends.bench.kernels import copy_kernel, nothing_kernel
 
 
 @dataclass(frozen=True, slots=True)

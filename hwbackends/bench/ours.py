@@ -20,6 +20,11 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda").to(BF16)
 
 
+def rotating(count: int, *shape: int) -> list[Tensor]:
+    """`count` tensors of noise, neighbours in memory."""
+    return list(random(count, *shape))
+
+
 def taps(count: int, dim: int) -> list[Tensor]:
     """Weights [D, W] whose channels are contiguous, `count` of them."""
     return [(random(WIDTH, dim) / 2).t() for _ in range(count)]

@@ -80,14 +80,19 @@ def plot(results: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(17, 4.2))
-    for axis, (work, title) in zip(axes, PANELS, strict=True):
-        rows = [row for row in results["rows"] if row["work"] == work]
+    measured = {work: [row for row in results["rows"] if row["work"] == work] for work, _ in PANELS}
+    panels = [(work, title) for work, title in PANELS if measured[work]]
+    if not panels:
+        return
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.25 * len(panels), 4.2), squeeze=False)
+    for axis, (work, title) in zip(axes[0], panels, strict=True):
+        rows = measured[work]
         sizes = [row["size"] for row in rows]
         theirs = [peer[1] if (peer := fastest_peer(row)) else float("nan") for row in rows]
         ours = [row["contenders"].get("ours", {}).get("us", float("nan")) for row in rows]
         floors = [row.get("floor_us", float("nan")) for row in rows]
-        axis.plot(sizes, theirs, "o-", color="#c44e52", label="SGLang 0.5.23, fastest path")
+        if any(us == us for us in theirs):
+            axis.plot(sizes, theirs, "o-", color="#c44e52", label="SGLang 0.5.23, fastest path")
         axis.plot(sizes, ours, "o-", color="#4c72b0", label="hwbackends")
         axis.plot(sizes, floors, "--", color="#8c8c8c", label="floor: bytes / copy bandwidth, empty launch")
         axis.set_xscale("log", base=2)
@@ -95,8 +100,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("tokens" if work == "extend" else "requests")
         axis.grid(alpha=0.3, which="both")
-    axes[0].set_ylabel("microseconds per call, in a graph")
-    handles, labels = axes[0].get_legend_handles_labels()
+    axes[0][0].set_ylabel("microseconds per call, in a graph")
+    handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncol=3, frameon=False)
     figure.suptitle(results["device"], fontsize=11)
     figure.tight_layout(rect=(0, 0.08, 1, 0.98))

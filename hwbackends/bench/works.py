@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.bench import sizes, timing
-from hwbackends.bench.ours import Bench, random, taps
+from hwbackends.bench.ours import Bench, random, rotating, taps
 from hwbackends.bench.sizes import DIM, DRAFTS, HISTORY, KV_DIM, LAYERS, STREAMS, WIDTH
 
 EPS = 1e-6
@@ -116,7 +116,9 @@ def metadata_extend(hooks: Any, peer: Peer, batch: int) -> Case:
     if peer:
         slots = torch.zeros(batch, dtype=torch.int32, device="cuda")
         rows = torch.zeros(batch, HISTORY, dtype=torch.int64, device="cuda")
-        lengths, prefix, seqlens = step.extend_seq_lens, step.extend_prefix_lens, step.mamba_track_seqlens
+        lengths: Any = step.extend_seq_lens
+        prefix: Any = step.extend_prefix_lens
+        seqlens = step.mamba_track_seqlens
 
         def track(starts: Tensor) -> None:
             peer.tracking.fill_track_conv_indices(
@@ -166,17 +168,17 @@ def decode(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     count = timing.copies(sizes.decode_bytes(batch, DIM, "ring"))
     bench = Bench(hooks, layout, batch, (("attn", DIM),), count, slots=batch + 1)
     view = bench.prepare(bench.decode_batch())
-    x, weights = random(count, batch, DIM), taps(count, DIM)
+    x, weights = rotating(count, batch, DIM), taps(count, DIM)
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_decode(x[i], weights[i], None, states[i], view, None, True), count)
     )
     if peer:
         slots, mask = view.cache_indices.clone(), torch.ones(batch, 1, 1, dtype=torch.bool, device="cuda")
-        cache = random(count, batch + 1, HISTORY, DIM)
+        cache = rotating(count, batch + 1, HISTORY, DIM)
         flat = [weight.contiguous() for weight in weights]
 
-        def theirs(i: int) -> Tensor:
+        def theirs(i: int) -> Any:
             return peer.kernels.fused_causal_conv1d_update_decode(x[i], flat[i], cache[i], slots, mask, None, True)
 
         case.contenders += both(peer, theirs, count)
@@ -197,20 +199,21 @@ def decode_kv(hooks: Any, peer: Peer, batch: int) -> Case:
     count = timing.copies(case.floor_bytes)
     bench = Bench(hooks, "ring", batch, (("k", KV_DIM), ("v", KV_DIM)), count, slots=batch + 1)
     view = bench.prepare(bench.decode_batch())
-    x, weights = random(count, batch, 2 * KV_DIM), taps(count, 2 * KV_DIM)
+    x, weights = rotating(count, batch, 2 * KV_DIM), taps(count, 2 * KV_DIM)
     states = [bench.pool.conv_state(("k", "v"), i) for i in range(count)]
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_decode(x[i], weights[i], None, states[i], view, None, True), count)
     )
     if peer:
         slots, mask = view.cache_indices.clone(), torch.ones(batch, 1, 1, dtype=torch.bool, device="cuda")
-        cache = random(2, count, batch + 1, HISTORY, KV_DIM)
-        flat = [weight.contiguous() for weight in weights]
+        k_cache, v_cache = (rotating(count, batch + 1, HISTORY, KV_DIM) for _ in range(2))
+        k_x, v_x = [t[:, :KV_DIM] for t in x], [t[:, KV_DIM:] for t in x]
+        k_taps, v_taps = ([w.contiguous()[part] for w in weights] for part in (slice(KV_DIM), slice(KV_DIM, None)))
 
         def theirs(i: int) -> None:
             conv = peer.kernels.fused_causal_conv1d_update_decode
-            conv(x[i][:, :KV_DIM], flat[i][:KV_DIM], cache[0, i], slots, mask, None, True)
-            conv(x[i][:, KV_DIM:], flat[i][KV_DIM:], cache[1, i], slots, mask, None, True)
+            conv(k_x[i], k_taps[i], k_cache[i], slots, mask, None, True)
+            conv(v_x[i], v_taps[i], v_cache[i], slots, mask, None, True)
 
         case.contenders += both(peer, theirs, count)
     return case
@@ -224,14 +227,14 @@ def extend(hooks: Any, peer: Peer, tokens: int) -> Case:
     bench = Bench(hooks, "window", batch, (("attn", DIM),), count)
     step = bench.extend_batch(tokens)
     view = bench.prepare(step)
-    x, weights = random(count, tokens, DIM), taps(count, DIM)
+    x, weights = rotating(count, tokens, DIM), taps(count, DIM)
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_extend(x[i], weights[i], None, states[i], view, None, True), count)
     )
     if peer:
         meta = theirs_extend(peer, bench, step, tokens)
-        cache = random(count, 2 * batch + 1, HISTORY, DIM)
+        cache = rotating(count, 2 * batch + 1, HISTORY, DIM)
         flat = [weight.contiguous() for weight in weights]
 
         def theirs(i: int) -> None:
@@ -287,7 +290,7 @@ def verify(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     count = timing.copies(sizes.verify_bytes(batch, DIM, "ring"))
     bench = Bench(hooks, layout, batch, (("attn", DIM),), count, slots=batch + 1)
     view = bench.prepare(bench.verify_batch())
-    x, weights = random(count, batch * DRAFTS, DIM), taps(count, DIM)
+    x, weights = rotating(count, batch * DRAFTS, DIM), taps(count, DIM)
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     case.contenders.append(
         Contender(
@@ -296,8 +299,8 @@ def verify(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     )
     if peer:
         meta = theirs_verify(peer, bench)
-        cache = random(count, batch + 1, HISTORY, DIM)
-        windows = torch.zeros(count, batch, DRAFTS, HISTORY, DIM, dtype=torch.bfloat16, device="cuda")
+        cache = rotating(count, batch + 1, HISTORY, DIM)
+        windows = list(torch.zeros(count, batch, DRAFTS, HISTORY, DIM, dtype=torch.bfloat16, device="cuda"))
         flat = [weight.contiguous() for weight in weights]
 
         def theirs(i: int) -> None:
@@ -342,7 +345,7 @@ def draft_extend(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     bench = Bench(hooks, layout, batch, (("attn", DIM),), count)
     step = bench.draft_extend_batch()
     view = bench.prepare(step)
-    x, weights = random(count, batch * DRAFTS, DIM), taps(count, DIM)
+    x, weights = rotating(count, batch * DRAFTS, DIM), taps(count, DIM)
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_draft_extend(x[i], weights[i], None, states[i], view, None, True), count)
@@ -350,7 +353,7 @@ def draft_extend(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     if peer:
         meta = theirs_verify(peer, bench)
         meta.track_cache_indices = bench.tracks
-        cache = random(count, 2 * batch + 1, HISTORY, DIM)
+        cache = rotating(count, 2 * batch + 1, HISTORY, DIM)
         flat = [weight.contiguous() for weight in weights]
         module = peer.modules.ShortConvolution(DIM, WIDTH, peer.modules.SconvType.ATTN, layer_id=0, tp_rank=0)
         module._conv_state = lambda batch: meta
@@ -374,7 +377,8 @@ def epilogue(hooks: Any, peer: Peer, batch: int) -> Case:
     count = timing.copies(case.floor_bytes)
     bench = Bench(hooks, "ring", batch, (("attn", DIM),), count, slots=batch + 1)
     view = bench.prepare(bench.decode_batch())
-    x, weights, stream, gain = random(count, batch, DIM), taps(count, DIM), random(count, batch, DIM), random(DIM)
+    x, weights, gain = rotating(count, batch, DIM), taps(count, DIM), random(DIM)
+    stream = rotating(count, batch, DIM)
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     fused = hooks.fused_decode_add_rmsnorm
     case.contenders.append(
@@ -384,7 +388,7 @@ def epilogue(hooks: Any, peer: Peer, batch: int) -> Case:
     )
     if peer:
         slots, mask = view.cache_indices.clone(), torch.ones(batch, 1, 1, dtype=torch.bool, device="cuda")
-        cache = random(count, batch + 1, HISTORY, DIM)
+        cache = rotating(count, batch + 1, HISTORY, DIM)
         flat = [weight.contiguous() for weight in weights]
 
         def theirs(i: int) -> None:

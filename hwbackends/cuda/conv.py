@@ -12,7 +12,7 @@ from torch import Tensor
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, may_depend
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture
 from hwbackends.errors import DeviceError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
@@ -181,7 +181,14 @@ class ConvPlan(Call):
             x = x.contiguous()
         if out is None:
             out = self.output(x)
-        self.launch([x, weight, weight if bias is None else bias, out], capturing() and may_depend(*self.span))
+        if capturing():
+            tensors = [x, weight, weight if bias is None else bias, out]
+            launch_in_capture(self.launch, tensors, self.span, self.shape[0])
+            return out
+        at_x, at_w, at_out = x.data_ptr(), weight.data_ptr(), out.data_ptr()
+        at_bias = at_w if bias is None else bias.data_ptr()
+        if (at_x | at_w | at_bias | at_out) & 15 or not self.launch.at((at_x, at_w, at_bias, at_out)):
+            self.launch([x, weight, weight if bias is None else bias, out])
         return out
 
 

@@ -10,7 +10,7 @@ from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, ordered, positions, span
 from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
-from hwbackends.cuda.launch import Launch, capturing, cdiv, may_depend, power_of_two
+from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
@@ -121,7 +121,10 @@ class FusedPlan(Call):
         if out is None:
             out = self.output(x)
         tensors = [x, weight, weight if bias is None else bias, out, residual_stream, norm_weight]
-        self._launch(tensors, capturing() and may_depend(*self._span))
+        if capturing():
+            launch_in_capture(self._launch, tensors, self._span, self.shape[0])
+        else:
+            self._launch(tensors)
         return out
 
 

@@ -77,17 +77,21 @@ def _weights(weight, d, inside, W: tl.constexpr, SWD: tl.constexpr, SWW: tl.cons
 @triton.jit
 def _sum(rows, w, bias, START: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr,
          SILU: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
-    """act(bias + sum w[i] * rows[START + i]) + residual, newest row first."""
+    """act(bias + sum w[i] * rows[START + i]) + residual, newest row first. Without an activation the residual joins
+    the newest row's product, which saves an addition."""
     newest = rows[START + W - 1].to(ACC)
-    acc = newest * w[W - 1].to(ACC)
+    if RESIDUAL and not SILU:
+        acc = tl.fma(newest, w[W - 1].to(ACC), newest)
+    else:
+        acc = newest * w[W - 1].to(ACC)
     for i in tl.static_range(1, W):
         acc = tl.fma(rows[START + W - 1 - i].to(ACC), w[W - 1 - i].to(ACC), acc)
     if BIAS:
         acc = acc + bias.to(ACC)
     if SILU:
         acc = acc / (1.0 + tl.exp(-acc))
-    if RESIDUAL:
-        acc = acc + newest
+        if RESIDUAL:
+            acc = acc + newest
     return acc
 
 
@@ -246,19 +250,20 @@ def _extend_body(
     owner = tl.load(seq_idx + end, mask=end < num_tokens, other=-1)
     before = tl.load(seq_idx + t - S, mask=(t >= S) & (t - S < num_tokens), other=-1)
     whole = (owner >= 0) & (owner == before)
-    live = tl.load(cache_indices + owner, mask=whole, other=0) > 0
+    whole = tl.load(cache_indices + owner, mask=whole, other=0) > 0
     if PDL:
         gdc_wait()
     rows = ()
-    for i in tl.static_range(S + BLOCK_T):
-        row = t - S + i
-        mask = _every((row >= 0) & (row < num_rows), d) & inside
-        rows = rows + (tl.load(x + row.to(tl.int64) * SX + d, mask=mask, other=0.0),)
+    for i in tl.static_range(S):
+        at = x + (t - S + i).to(tl.int64) * SX + d
+        rows = rows + (tl.load(at, mask=_every(t - S + i >= 0, d) & inside, other=0.0),)
+    for i in tl.static_range(BLOCK_T):
+        at = x + (t + i).to(tl.int64) * SX + d
+        rows = rows + (tl.load(at, mask=_every(t + i < num_rows, d) & inside, other=0.0),)
     if whole:
         for i in tl.static_range(BLOCK_T):
             acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
-            value = tl.where(_every(live, d), acc, 0.0).to(out.dtype.element_ty)
-            tl.store(out + (t + i).to(tl.int64) * SO + d, value, mask=inside)
+            tl.store(out + (t + i).to(tl.int64) * SO + d, acc.to(out.dtype.element_ty), mask=inside)
     else:
         for i in tl.static_range(BLOCK_T):
             row = t + i

@@ -177,10 +177,14 @@ def _extend_owners(
         done = 0
         while (done < live_count) & (total < t0 + BLOCK_T):
             length = _lengths(extend_seq_lens, done + b, live_count)
-            end = total + tl.cumsum(length, axis=0)
-            here = (done + b < live_count) & (end < t0 + BLOCK_T)
-            ends += tl.histogram(tl.where(here, tl.maximum(end - t0, 0), 0), BLOCK_T, mask=here)
-            total += tl.sum(length, axis=0)
+            count = tl.sum(length, axis=0)
+            if total + count <= t0:
+                ends += tl.where(t == 0, tl.minimum(BLOCK, live_count - done), 0)
+            else:
+                end = total + tl.cumsum(length, axis=0)
+                here = (done + b < live_count) & (end < t0 + BLOCK_T)
+                ends += tl.histogram(tl.where(here, tl.maximum(end - t0, 0), 0), BLOCK_T, mask=here)
+            total += count
             done += BLOCK
     owner = tl.cumsum(ends, axis=0)
     owner = tl.where(owner < live_count, owner, PADDED)

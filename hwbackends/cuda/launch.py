@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Launch:
         aligned: whether the kernel is specialised on the alignment of its pointers.
     """
 
-    __slots__ = ("_aligned", "_compiled", "_constants", "_fixed", "_grid", "_kernel", "_options", "_scalars")
+    __slots__ = ("_aligned", "_constants", "_dependent", "_fixed", "_grid", "_kernel", "_options", "_plain", "_scalars")
 
     def __init__(
         self,
@@ -52,45 +53,49 @@ class Launch:
         # contraction is off: every product that is fused with a sum is written so, in every kernel alike
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
         self._fixed, self._aligned = tuple(fixed), aligned
-        self._compiled: dict[bool, tuple[Any, ...]] = {}
+        self._plain: tuple[Any, ...] | None = None
+        self._dependent: tuple[Any, ...] | None = None
 
-    def __call__(self, tensors: Sequence[Tensor], dependent: bool = False, first: tuple[int, ...] = ()) -> None:
-        """Launch on the current stream.
+    def at(self, pointers: Sequence[int], dependent: bool = False, first: tuple[int, ...] = ()) -> bool:
+        """A warm launch on the current stream; false where the call must be made with tensors.
 
         Args:
-            tensors: leading pointers of the kernel.
+            pointers: addresses of the leading tensors.
             dependent: launch as a programmatic dependent of what was launched before.
             first: leading scalars of the kernel.
         """
-        ready = self._compiled.get(dependent)
-        if ready is not None:
-            launch, head, device, pointers, tail = ready
-            leading = [tensor.data_ptr() for tensor in tensors]
-            if (not self._aligned or not _together(leading) & 15) and torch._C._cuda_getDevice() == device:
-                stream = torch._C._cuda_getCurrentRawStream(device)
-                launch(self._grid, 1, 1, stream, *head, *leading, *pointers, *first, *tail)
-                return
-        elif not self._grid:
-            return
-        self._compile_and_launch(tensors, dependent, first, keep=ready is None)
+        ready = self._dependent if dependent else self._plain
+        if ready is None:
+            return False
+        launch, head, device, fixed, tail = ready
+        if _current_device() != device:
+            return False
+        launch(self._grid, 1, 1, _current_stream(device), *head, *pointers, *fixed, *first, *tail)
+        return True
 
-    def _compile_and_launch(
-        self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], keep: bool
-    ) -> None:
-        compiled = self._entry(tensors, dependent, first)
-        unaligned = self._aligned and any(t.data_ptr() & 15 for t in (*tensors, *self._fixed))
-        if not keep or unaligned or interpreting():
+    def __call__(self, tensors: Sequence[Tensor], dependent: bool = False, first: tuple[int, ...] = ()) -> None:
+        """Launch on the current stream with the leading tensors; see `at`."""
+        if not self._grid:
             return
-        device = tensors[0].get_device()
-        self._keep(compiled, dependent, device)
+        unaligned = self._aligned and any(tensor.data_ptr() & 15 for tensor in (*tensors, *self._fixed))
+        if not unaligned and self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
+            return
+        compiled = self._entry(tensors, dependent, first)
+        if unaligned or interpreting():
+            return
+        self._keep(compiled, dependent, tensors[0].get_device())
         if "PDL" in self._constants and not dependent and dependent_launch():
             # loading a module is not allowed in a capture, so the other form is made ready now
-            self._keep(self._entry(tensors, True, first, warmup=True), True, device)
+            self._keep(self._entry(tensors, True, first, warmup=True), True, tensors[0].get_device())
 
     def _keep(self, compiled: Any, dependent: bool, device: int) -> None:
         constants = self._constants | ({"PDL": True} if dependent else {})
         pointers = tuple(tensor.data_ptr() for tensor in self._fixed)
-        self._compiled[dependent] = (*_entry_of(compiled), device, pointers, (*self._scalars, *constants.values()))
+        ready = (*_entry_of(compiled), device, pointers, (*self._scalars, *constants.values()))
+        if dependent:
+            self._dependent = ready
+        else:
+            self._plain = ready
 
     def _entry(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], warmup: bool = False) -> Any:
         arguments = (*tensors, *self._fixed, *first, *self._scalars)
@@ -103,13 +108,6 @@ class Launch:
             if warmup:
                 return self._kernel.warmup(*arguments, grid=(self._grid,), **constants, **options)
             return self._kernel[(self._grid,)](*arguments, **constants, **options)
-
-
-def _together(pointers: list[int]) -> int:
-    every = 0
-    for pointer in pointers:
-        every |= pointer
-    return every
 
 
 def _entry_of(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -125,6 +123,17 @@ def _entry_of(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
     return run, (compiled.function, compiled.packed_metadata, None, None, None)
 
 
+BUILT = torch.version.cuda is not None
+capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if BUILT else lambda: False
+"""Whether the current stream is being captured; never, where torch is built without CUDA."""
+_current_device: Callable[[], int] = torch._C._cuda_getDevice if BUILT else lambda: -1
+_current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if BUILT else lambda device: 0
+
+PLAIN_ROWS = 128
+"""Rows of x from which on a launch behind somebody else's kernel is plain. Behind a large matrix product a dependent
+launch of this size costs more than it hides (docs/cuda.md)."""
+
+
 class Chain:
     """The rule of dependent launch, kept per stream while a graph is captured.
 
@@ -133,51 +142,73 @@ class Chain:
     last preparation or change of state, and where no launch since that plain one writes the state that it reads.
     Everything else is launched plainly, which waits for all before it. Outside a capture every launch is plain:
     there the host is the bottleneck, and state may have been written by code that this class does not see.
+
+    Attributes:
+        changed: metadata or state was written since the last plain conv.
+        written: addresses of the states that were written since the last plain conv.
+        last: node of our last launch in the captured graph; 0: unknown.
     """
 
-    __slots__ = ("changed", "written")
+    __slots__ = ("changed", "last", "written")
 
     def __init__(self) -> None:
         self.changed = True
         self.written: list[tuple[int, int]] = []
+        self.last = 0
 
-    def may_depend(self, first: int, last: int) -> bool:
-        """Whether a conv over the state at addresses [first, last) may be launched as a dependent; notes the write."""
+    def may_depend(self, first: int, last: int, wanted: bool = True) -> bool:
+        """Whether a conv over the state at addresses [first, last) may be launched as a dependent; notes the write.
+        `wanted` false asks for a plain launch."""
         clear = not self.changed and not any(first < end and begin < last for begin, end in self.written)
-        if not clear:
+        if not (clear and wanted):
             self.changed = False
             self.written.clear()
         self.written.append((first, last))
-        return clear
+        return clear and wanted
 
 
 _chains: dict[int, Chain] = {}
 
-capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.version.cuda else lambda: False
-"""Whether the current stream is being captured; never, where torch is built without CUDA."""
 
-
-def current_chain() -> Chain | None:
-    """The chain of the current stream while it is captured on a device with dependent launch; else None."""
-    if not capturing() or not dependent_launch():
+def chain_of_capture() -> Chain | None:
+    """The chain of the current stream, which is being captured; None without dependent launch."""
+    if not dependent_launch():
         return None
-    stream = torch.cuda.current_stream().cuda_stream
-    chain = _chains.get(stream)
+    return _chains.setdefault(torch.cuda.current_stream().cuda_stream, Chain())
+
+
+def launch_in_capture(launch: Launch, tensors: Sequence[Tensor], span: tuple[int, int], rows: int) -> None:
+    """A conv launch while the current stream is captured: dependent where `Chain` allows it and it pays.
+
+    Args:
+        launch: the conv.
+        tensors: its leading tensors.
+        span: addresses of the state that the launch reads early and writes.
+        rows: rows of x.
+    """
+    chain = chain_of_capture()
     if chain is None:
-        chain = _chains[stream] = Chain()
-    return chain
+        launch(tensors)
+        return
+    pays = rows < PLAIN_ROWS or chain.last in (0, last_node())
+    launch(tensors, chain.may_depend(*span, wanted=pays))
+    chain.last = last_node()
 
 
-def may_depend(first: int, last: int) -> bool:
-    """Whether a conv over the state at addresses [first, last) may be launched as a dependent of what the current
-    capture holds; see `Chain`."""
-    chain = current_chain()
-    return chain is not None and chain.may_depend(first, last)
+def last_node() -> int:
+    """Address of the node that the next launch of the captured stream will follow; 0 where it cannot be told."""
+    try:
+        runtime: Any = import_module("cuda.bindings.runtime")
+    except ModuleNotFoundError:
+        return 0
+    found = runtime.cudaStreamGetCaptureInfo(torch.cuda.current_stream().cuda_stream)
+    nodes = found[4] if not int(found[0]) and len(found) > 4 else None
+    return int(nodes[0]) if nodes and len(nodes) == 1 else 0
 
 
 def note_change() -> None:
-    """Metadata or state was written by a plain launch: the next conv must not depend on it."""
-    chain = current_chain()
+    """While the current stream is captured: metadata or state was written by a plain launch of ours."""
+    chain = chain_of_capture()
     if chain is not None:
         chain.changed = True
         chain.written.clear()

@@ -3,6 +3,7 @@ arguments; a plan serves every later batch that brings tensors of the same dtype
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -50,52 +51,64 @@ def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMe
 
 
 class PreparePlan:
-    """A prepare call made ready: which of the batch's tensors the kernel reads, of which form, and the launch."""
+    """A prepare call made ready: which of the batch's tensors the kernel reads, of which form, and the launch.
 
-    __slots__ = ("_forms", "_inputs", "_launch", "_mode", "_rows")
+    Args:
+        batch: the planned batch.
+        launch: kernel, grid, constants and outputs.
+        inputs: the kernel's leading pointers: a field of the batch by name, a tensor of the pool, or None for one
+            that it does not read.
+        spare: stands in for None.
+    """
 
-    def __init__(self, batch: StepBatch, launch: Launch, inputs: list[str | Tensor | None], rows: int) -> None:
-        self._launch, self._inputs, self._rows = launch, inputs, rows
-        self._mode = batch.forward_mode
-        self._forms = [_form(tensor) for tensor in _fields(batch)]
+    __slots__ = ("_absent", "_dense", "_filled", "_inputs", "_launch", "_mode", "_present", "_rows", "_template")
 
-    def serves(self, batch: StepBatch) -> bool:
+    def __init__(self, batch: StepBatch, launch: Launch, inputs: Sequence[str | Tensor | None], spare: Tensor) -> None:
+        self._launch, self._mode, self._rows = launch, batch.forward_mode, batch.padded_reqs
+        values = _fields(batch)
+        self._absent = [i for i, tensor in enumerate(values) if tensor is None]
+        self._present = [(i, t.shape, t.dtype, t.get_device()) for i, t in enumerate(values) if t is not None]
+        self._inputs = [spare if value is None else value for value in inputs]
+        self._template = [0 if isinstance(value, str) else value.data_ptr() for value in self._inputs]
+        self._dense = all(isinstance(value, str) or value.is_contiguous() for value in self._inputs)
+        self._filled = [(at, _FIELDS.index(v)) for at, v in enumerate(self._inputs) if isinstance(v, str)]
+
+    def serves(self, batch: StepBatch, values: tuple[Tensor | None, ...]) -> bool:
         """Whether a batch is of the planned phase and brings the same tensors, in dtype, shape and device."""
         if batch.forward_mode is not self._mode or batch.topk != 1:
             return False
-        for tensor, form in zip(_fields(batch), self._forms, strict=True):
-            if tensor is None or form is None:
-                if tensor is not form:
-                    return False
-            elif tensor.shape != form[0] or tensor.dtype is not form[1] or tensor.get_device() != form[2]:
+        for i in self._absent:
+            if values[i] is not None:
+                return False
+        for i, shape, dtype, device in self._present:
+            tensor = values[i]
+            if tensor is None or tensor.shape != shape or tensor.dtype is not dtype or tensor.get_device() != device:
                 return False
         return True
 
-    def __call__(self, hook: str, batch: StepBatch) -> None:
+    def __call__(self, hook: str, batch: StepBatch, values: tuple[Tensor | None, ...]) -> None:
         """Launch for a batch of the planned kind."""
         count = 0 if self._mode is ForwardMode.IDLE else batch.num_reqs
         if not 0 <= count <= self._rows:
             raise ShapeError(hook, "batch.num_reqs", count, f"0..{self._rows}, the rows of req_pool_indices")
-        spare = batch.req_pool_indices
-        tensors: list[Tensor] = []
-        for name in self._inputs:
-            tensor: Any = spare if name is None else getattr(batch, name) if type(name) is str else name
-            tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
-        self._launch(tensors, first=(count,))
+        pointers, dense = self._template.copy(), self._dense
+        for at, i in self._filled:
+            tensor: Any = values[i]
+            pointers[at] = tensor.data_ptr()
+            dense = dense and tensor.is_contiguous()
+        if not dense or not self._launch.at(pointers, first=(count,)):
+            given: list[Any] = [getattr(batch, v) if isinstance(v, str) else v for v in self._inputs]
+            self._launch([tensor.contiguous() for tensor in given], first=(count,))
         if capturing():
             note_change()
 
 
-def _form(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
-
-
 def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     key = (pool, batch.draft_token_num)
-    plan = out.cache.get(key)
-    if type(plan) is not PreparePlan or not plan.serves(batch):
+    plan, values = out.cache.get(key), _fields(batch)
+    if type(plan) is not PreparePlan or not plan.serves(batch, values):
         plan = out.cache[key] = _plan(hook, batch, pool, out)
-    plan(hook, batch)
+    plan(hook, batch, values)
 
 
 def _plan(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
@@ -133,7 +146,7 @@ def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepa
         "INITIAL": draft_extend and batch.has_initial_state is not None,
     }
     options["TRACK"] = options["TRACK"] and batch.forward_mode is not ForwardMode.TARGET_VERIFY
-    rows = batch.padded_reqs
+    rows, mapping = batch.padded_reqs, pool.mamba_index_mapping
     block = min(128, max(32, power_of_two(rows)))
     constants = {n: options[n] for n in prepare_uniform_kernel.arg_names if n in options} | {"BLOCK": block}
     outputs = [
@@ -147,8 +160,8 @@ def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepa
         "cache_indices", "computed_lens", "seq_lens", "has_initial_state", "num_accept_tokens",
         "num_accepted_tokens", "mamba_track_mask", "mamba_track_indices", "num_reqs_device",
     )  # fmt: skip
-    inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, rows)
+    inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
+    return PreparePlan(batch, launch, inputs, spare=mapping)
 
 
 MAX_REQUEST_PROGRAMS = 64
@@ -165,7 +178,7 @@ def extend_blocks(rows: int, tokens: int) -> tuple[int, int, int, int]:
 
 
 def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
-    rows, tokens = batch.padded_reqs, out.num_tokens
+    rows, tokens, mapping = batch.padded_reqs, out.num_tokens, pool.mamba_index_mapping
     tile, requests, owners, warps = extend_blocks(rows, tokens)
     options = _options(batch, pool) | {
         "INITIAL": batch.has_initial_state is not None,
@@ -189,5 +202,5 @@ def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepar
         "cache_indices", "extend_seq_lens", lengths, "has_initial_state", "source_indices", "num_accepted_tokens",
         "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "num_reqs_device",
     )  # fmt: skip
-    inputs = ["req_pool_indices", pool.mamba_index_mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, rows)
+    inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
+    return PreparePlan(batch, launch, inputs, spare=mapping)
