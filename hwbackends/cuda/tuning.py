@@ -20,14 +20,16 @@ def draft(requests: int, dim: int) -> tuple[int, int]:
 
 def extend(tokens: int, dim: int) -> tuple[int, int, int]:
     """Channels per program, tokens per program, and warps of extend."""
-    block = min(power_of_two(dim), 1024)
-    tile = 4 if tokens * dim <= 1 << 22 else 8
-    return block, tile, max(1, block // 128)
+    work = tokens * dim
+    block, tile = (1024, 8) if work <= 1 << 21 else (256, 8) if work <= 1 << 24 else (256, 16)
+    block = min(power_of_two(dim), block)
+    return block, tile, max(1, block // (256 if block > 256 else 128))
 
 
 def epilogue(rows: int, dim: int) -> int:
     """Warps of the fused epilogue, which takes all channels in one program."""
-    return max(1, min(16 if rows <= 8 else 32, power_of_two(dim) // 128))
+    most = 16 if rows <= 8 else 32 if rows <= 128 else 8
+    return max(1, min(most, power_of_two(dim) // 128))
 
 
 def commit(dim: int) -> tuple[int, int]:
