@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import pytest
 
@@ -21,9 +21,9 @@ _PROPERTY = "hwbackends"
 _STATUS = {"not_claimed": ("not claimed", "n", "NOT CLAIMED"), "waived": ("waived", "w", "WAIVED")}
 
 
-def test_id(nodeid: str, name: str) -> str:
-    """`test_file.py::test_name[case]`, wherever the kit is installed."""
-    return f"{nodeid.partition('::')[0].rpartition('/')[2]}::{name}"
+def test_id(item: pytest.Function) -> str:
+    """`test_file.py::test_name[case]`, wherever the kit is installed; a node id depends on the folder of the run."""
+    return f"{item.module.__name__.rpartition('.')[2]}.py::{item.name}"
 
 
 class Session:
@@ -68,12 +68,12 @@ class Session:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Take note of every test, then leave out what the quick lane leaves out."""
-        self.collected = {test_id(item.nodeid, item.name) for item in items if _is_kit(item)}
+        self.collected = {test_id(item) for item in items if _is_kit(item)}
         if self.config.option.quick:
             out = [item for item in items if _is_kit(item) and item.get_closest_marker("full")]
             items[:] = [item for item in items if item not in set(out)]
             self.config.hook.pytest_deselected(items=out)
-        self.expected = {test_id(item.nodeid, item.name) for item in items if _is_kit(item)}
+        self.expected = {test_id(item) for item in items if _is_kit(item)}
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Count what was left out, by whomever."""
@@ -86,7 +86,7 @@ class Session:
         """Run a test of the kit in the worker process."""
         if not _is_kit(pyfuncitem):
             return None
-        name = test_id(pyfuncitem.nodeid, pyfuncitem.name)
+        name = test_id(pyfuncitem)
         declared = tuple(pyfuncitem.function.clauses)
         if getattr(pyfuncitem.function, FRESH_PROCESS, False):
             self.worker.stop()
@@ -177,9 +177,8 @@ class Session:
             terminalreporter.write_line(self.report.line, bold=True)
 
 
-def _is_kit(item: pytest.Item) -> bool:
-    module = getattr(item, "module", None)
-    return isinstance(item, pytest.Function) and module is not None and module.__name__.startswith(f"{PACKAGE}.test_")
+def _is_kit(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    return isinstance(item, pytest.Function) and item.module.__name__.startswith(f"{PACKAGE}.test_")
 
 
 def _property(report: Any) -> dict[str, Any] | None:

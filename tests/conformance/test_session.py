@@ -1,0 +1,176 @@
+"""The pytest plugin, run as a vendor runs it: in a process of its own, away from this tree's settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MUTANT = "tests.conformance.mutants:plugins.gives_no_reason"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest in `folder`, which has settings of its own."""
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """`run("arguments", ...)` in an empty folder."""
+    return lambda *arguments: call(tmp_path, *arguments)
+
+
+def kit(lane: str, backend: str = "reference") -> tuple[str, ...]:
+    return "--pyargs", f"hwbackends.conformance.{lane}", "--hwbackend", backend
+
+
+def test_the_plugin_costs_nothing_when_it_is_not_used(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "test_own.py").write_text(
+        "import sys\n\ndef test_nothing_was_imported():\n"
+        "    loaded = [name for name in sys.modules if name.startswith('hwbackends')]\n"
+        "    assert set(loaded) <= {'hwbackends', 'hwbackends.conformance', 'hwbackends.conformance.plugin'}\n"
+        "    assert 'torch' not in sys.modules and 'yaml' not in sys.modules\n"
+    )
+    assert "1 passed" in run("test_own.py").stdout
+
+
+def test_other_plugins_may_have_an_option_called_device(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--device', default='theirs')\n"
+    )
+    (tmp_path / "test_own.py").write_text(
+        "def test_device(pytestconfig):\n    assert pytestconfig.getoption('device') == 'mine'\n"
+    )
+    assert "1 passed" in run("test_own.py", "--device", "mine").stdout
+
+
+def test_without_a_backend_it_says_which_option_is_missing(run: Run) -> None:
+    done = run("--pyargs", "hwbackends.conformance.test_probe")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--hwbackend NAME" in done.stdout + done.stderr
+
+
+def test_an_unknown_backend_ends_the_run_with_the_names_that_there_are(run: Run) -> None:
+    done = run(*kit("test_probe", "refrence"))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'reference'?" in done.stdout + done.stderr
+
+
+def test_a_part_of_the_kit_is_partial_and_never_certified(run: Run) -> None:
+    done = run(*kit("test_probe"), "-k", "reasons")
+    assert done.returncode == 0
+    line = done.stdout.splitlines()[-1] if "PARTIAL" in done.stdout.splitlines()[-1] else done.stdout
+    assert "PARTIAL (not every test of the kit was asked for; 1 deselected)" in line
+    assert "passed/claimed/total 1/1/1" in line
+    assert "certified" not in done.stdout
+    assert "%" not in re.sub(r"\[ *\d+%\]", "", done.stdout)  # pytest's own progress apart
+
+
+def test_a_failure_prints_the_clause_the_values_and_the_seed(run: Run) -> None:
+    done = run(*kit("test_probe", MUTANT))
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "CS-PROBE-01: probe(None) gives no reason" in done.stdout
+    assert re.search(r"seed \d+", done.stdout)
+    assert "failed" in done.stdout
+
+
+def _waive(folder: Path, **changes: str) -> str:
+    waiver = {
+        "id": "test_probe.py::test_the_probe_answers_with_reasons", "clause": "CS-PROBE-01", "reason": "driver 1.2",
+        "url": "https://example.org/1", "expires": "2999-01-31", **changes,
+    }  # fmt: skip
+    path = folder / "waivers.yaml"
+    path.write_text("- " + json.dumps(waiver), encoding="utf-8")
+    return str(path)
+
+
+def test_a_waived_failure_is_not_a_failure_and_not_certified(tmp_path: Path, run: Run) -> None:
+    report = tmp_path / "out.json"
+    done = run(*kit("test_probe", MUTANT), "--waivers", _waive(tmp_path), "--report", str(report))
+    assert done.returncode == 0, done.stdout
+    assert "1 waived" in done.stdout
+    assert "certified" not in done.stdout
+    data = json.loads(report.read_text())
+    assert data["counts"]["waived"] == 1
+    assert data["waivers"][0]["reason"] == "driver 1.2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "status", "message"),
+    [
+        ({"expires": "2020-01-31"}, MUTANT, 4, "expired on 2020-01-31"),
+        ({"clause": "CS-PROBE-09"}, MUTANT, 4, "unknown clause 'CS-PROBE-09'"),
+        ({}, "reference", 1, "the waiver for CS-PROBE-01 is not needed here (passed): remove it"),
+    ],
+)
+def test_a_waiver_that_does_not_hold_is_an_error(
+    tmp_path: Path, run: Run, changes: dict[str, str], backend: str, status: int, message: str
+) -> None:
+    done = run(*kit("test_probe", backend), "--waivers", _waive(tmp_path, **changes))
+    assert done.returncode == status
+    assert message in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of the quick lane on the reference, spread over two processes by pytest-xdist."""
+    folder = tmp_path_factory.mktemp("quick")
+    arguments = (
+        "--pyargs",
+        "hwbackends.conformance",
+        "--hwbackend=reference",
+        "--quick",
+        "-n",
+        "2",
+        "--report=out.json",
+    )
+    done = call(folder, *arguments, "--waivers", _waive(folder, id="test_probe.py::test_of_another_release"))
+    data: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return {**data, "html": (folder / "out.html").read_text(), "status": done.returncode, "stdout": done.stdout}
+
+
+def test_results_of_xdist_workers_are_all_in_the_report(quick: dict[str, Any]) -> None:
+    counts = quick["counts"]
+    assert counts["failed"] == counts["waived"] == counts["not_claimed"] == 0
+    assert counts["passed"] == counts["total"] == len(quick["tests"]) > 200
+    assert [reason.split()[1] for reason in quick["partial"]] == ["deselected"]
+
+
+def test_a_waiver_for_an_unknown_test_is_an_error_of_the_run(quick: dict[str, Any]) -> None:
+    (problem,) = quick["problems"]
+    assert problem.startswith("waiver for unknown test 'test_probe.py::test_of_another_release'")
+    assert quick["status"] == 1
+    assert quick["verdict"] == "failed"
+    assert "ERROR: waiver for unknown test" in quick["stdout"]
+
+
+def test_the_report_counts_by_clause_and_says_where_it_ran(quick: dict[str, Any]) -> None:
+    clauses = {row["id"]: row for row in quick["clauses"]}
+    assert all(row["status"] == "passed" for row in clauses.values())
+    assert clauses["CS-CONV-01"]["worst_ulp"] > 0
+    assert 0.1 < clauses["CS-CONV-02"]["worst_share_of_bound"] <= 1
+    assert {"python", "torch", "hwbackends", "platform"} <= set(quick["environment"])
+    assert quick["emulated"] is False
+
+
+def test_the_page_stands_alone(quick: dict[str, Any]) -> None:
+    page = quick["html"]
+    assert page.startswith("<!doctype html>")
+    for word in ("CS-COMMIT-02", "Lanes", "passed/claimed/total", "worst ulp", "torch"):
+        assert word in page
+    addresses = re.findall(r"https?://[^\s<\"]+", page)
+    assert addresses == ["https://example.org/1"]  # the waiver's own; nothing is loaded
+    assert "<script" not in page
+    assert "<link" not in page
