@@ -231,7 +231,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _index(index: Any) -> Any:
     """An index with its lists as device tensors, which C++ cannot make for a backend written in Python."""
     if isinstance(index, list):
-        return torch.tensor(index, device=DEVICE)
+        return torch.tensor(index, device=DEVICE, dtype=None if index else torch.long)
     return tuple(map(_index, index)) if type(index) is tuple else index
 
 

@@ -11,7 +11,6 @@ from hwbackends.ascend import launch, metadata
 from tests.ascend.conftest import TRITON, fewer
 from tests.backend import test_cases, test_properties
 from tests.backend.lab import Lab
-from tests.backend.test_bad_input import *  # noqa: F403
 from tests.backend.test_cases import *  # noqa: F403
 from tests.backend.test_properties import *  # noqa: F403
 from tests.backend.test_wrapped_pools import *  # noqa: F403
