@@ -137,7 +137,7 @@ class InklingShortConvolution(ShortConvolution):  # type: ignore[misc]
 
     def _hook(self, hidden_states: Tensor, handle: LayerHandle) -> Tensor:
         activation = "silu" if self.activation == "swish" else self.activation
-        x = hidden_states.view(-1, hidden_states.shape[-1])
+        x = hidden_states.flatten(0, -2)
         stream = STREAMS[self.sconv_type.value]
         y = handle.conv(stream, x, self._weight_2d(), None, activation, self.use_residual)
         return y.view(hidden_states.shape)

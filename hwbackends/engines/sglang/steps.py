@@ -71,7 +71,7 @@ def wrap_pool(
     """SGLang's `HybridReqToTokenPool` as a `StatePool` over the same tensors; one per `MambaPool`.
 
     Args:
-        req_to_token_pool: brings the map, the virtual-to-physical table and the `MambaPool`.
+        req_to_token_pool: brings the map, the virtual-to-physical table, the layers and the `MambaPool`.
         streams: name of each tensor of the pool's `conv` list.
         history: S.
         dims: D of each stream.
@@ -103,7 +103,7 @@ def _wrap(
         conv,
         width=history + 1,
         mamba_index_mapping=mapping,
-        layers=req_to_token_pool.mamba_pool.mamba_layer_ids,
+        layers=sorted(req_to_token_pool.mamba_map, key=req_to_token_pool.mamba_map.__getitem__),
         draft_token_num=draft_token_num,
         draft_rows=rows,
         mamba_v2p_table=req_to_token_pool.mamba_v2p_table,
@@ -235,7 +235,9 @@ class Steps:
 
     def handle(self, layer_id: int) -> LayerHandle | None:
         """The current step as one layer sees it; None before the first step."""
-        return None if self._current is None else self._current.conv_state_metadata(layer_id)
+        if self._current is None:
+            return None
+        return self._current.conv_state_metadata(layer_id)  # hwbackends: ignore[HWB106] the sidecar's, not SGLang's
 
     def commit(
         self,

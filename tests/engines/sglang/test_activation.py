@@ -153,6 +153,13 @@ def test_a_drifted_hook_that_the_plugin_never_touches_is_not_held_against_the_en
 
 
 @ENGINES
+def test_the_plugins_own_overrides_fit_the_engines_contract(engine: Engine) -> None:
+    folder = Path(activation.__file__).parent / engine.name
+    contract = activation.contracts_folder() / "engines" / f"{engine.name}.yaml"
+    assert activation._run_checker([str(folder), "--contract", str(contract)]) == []
+
+
+@ENGINES
 def test_a_file_that_is_gone_is_a_finding(engine: Engine, tmp_path: Path) -> None:
     tree = write_tree(engine, tmp_path)
     (tree / engine.relies_on[0]).unlink()

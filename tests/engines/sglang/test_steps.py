@@ -32,7 +32,6 @@ class MambaPool:
 
     def __init__(self, drafts: int = N, transposed: bool = False) -> None:
         conv = torch.zeros(LAYERS, SLOTS, D, S) if transposed else torch.zeros(LAYERS, SLOTS, S, D)
-        self.mamba_layer_ids = [0, 3]
         self.mamba_cache = SimpleNamespace(conv=[conv])
         if drafts:
             windows = torch.zeros(LAYERS, ROWS, drafts, *conv.shape[2:])
@@ -43,6 +42,7 @@ def pool_of(mamba_pool: MambaPool, **fields: Any) -> SimpleNamespace:
     """SGLang's request pool: request row 1 has slot 4, row 2 slot 7."""
     given: dict[str, Any] = {
         "mamba_pool": mamba_pool,
+        "mamba_map": {3: 1, 0: 0},
         "req_index_to_mamba_index_mapping": torch.tensor([0, 4, 7, 0, 0, 0], dtype=torch.int32),
         "mamba_v2p_table": None,
         "mamba_translate_is_fusable": True,
