@@ -147,7 +147,8 @@ class Drift:
             and self.reachable(v.candidate, file, call, context, v.mismatch)
         )  # fmt: skip
         # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
-        narrow = bool(accepting) and any(v.candidate.declared for v in faulty)
+        own = any(v.candidate.declared for v in accepting)
+        narrow = bool(accepting) and not own and any(v.candidate.declared for v in faulty)
         return [
             Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
                       self.platform_of(v.candidate) is not None,
@@ -435,7 +436,7 @@ class Drift:
         """One finding for a definition and a call; one for a call alone where many definitions, or a guess, reject it."""
         grouped: dict[tuple[object, ...], list[tuple[Rejection, str]]] = defaultdict(list)
         for item, level in weighed:
-            alone = () if item.untyped or item.count > 3 else (item.verdict.target.ref,)
+            alone = () if item.untyped or item.count > 6 else (item.verdict.target.ref,)
             grouped[(item.file, item.call.line, item.call.func, level, *alone)].append((item, level))
         return [self.finding([item for item, _ in group], group[0][1]) for group in grouped.values()]
 

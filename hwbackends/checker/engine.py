@@ -45,7 +45,17 @@ class Outcome(NamedTuple):
 
 
 def run(roots: list[str], options: Options) -> Outcome:
-    """Check all trees together."""
+    """Check all trees together, without the garbage collector: nothing here forms circles, and it would walk them all."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _run(roots, options)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _run(roots: list[str], options: Options) -> Outcome:
     paths, problems = files.discover(roots, options.exclude)
     wanted = options.contract.pattern() if options.contract is not None else None
     sources = _read(paths, problems, wanted)
@@ -100,15 +110,11 @@ def _facts(
             read[path] = result
     digests = dict(sources)
     fresh = {digests[path]: data for path, data in read.items()}
-    collecting = gc.isenabled()
-    gc.disable()
     facts = []
     for path, digest in sources:
         data = fresh.get(digest) or known.get(digest)
         if data is not None:
             facts.append((path, model.load(data)))
-    if collecting:
-        gc.enable()
     if fresh:
         store.keep_facts(tops, known, fresh, digests.values())
     return facts, len(read)
