@@ -66,13 +66,18 @@ def record(launch: Callable[[], None]) -> Callable[[], None]:
 
 
 def make_runner(
-    name: str, drafter: Drafter | None = None, recorded: bool = True, model: Any = None, **settings: Any
+    name: str,
+    drafter: Drafter | None = None,
+    recorded: bool = True,
+    model: Any = None,
+    backend: str = "reference",
+    **settings: Any,
 ) -> PackedRunner:
     """A runner over a fresh model with the stock model's weights, or over `model`."""
     chosen = {"max_batch": 4, "max_len": 96, "chunk_size": CHUNK, "keep_logits": True, **settings}
     model = tiny_model(name, seed=3) if model is None else model
-    backend = hwbackends.load("reference")
-    return PackedRunner(model, backend, RunnerSettings(**chosen), drafter, record if recorded else None)
+    bound = hwbackends.load(backend)
+    return PackedRunner(model, bound, RunnerSettings(**chosen), drafter, record if recorded else None)
 
 
 def seeded(name: str, prompts: Sequence[tuple[int, ...]], seed: int = 0) -> SeededDrafter:
