@@ -74,5 +74,11 @@ pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
 	  PYTHONPATH=$$folder $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_registry_*.py || exit 1; \
 	done
 
+mutants: $(INSTALLED) ## every deliberately wrong backend through the conformance kit's quick lane; keeps the result
+	$(BIN)/python -m tests.conformance.run_mutants --quick --out benchmarks/results/conformance-mutants.json
+
+example-vendor: $(INSTALLED) ## certify the example backend from its own wheel, in an environment without this tree
+	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py
+
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

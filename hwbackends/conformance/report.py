@@ -86,14 +86,25 @@ class Report:
         return len(self.results) - self.count("not_claimed")
 
     @property
+    def unclaimed_hooks(self) -> list[str]:
+        """Hooks that every backend must have, and that this one does not claim."""
+        required = [name for name, hook in load_contract().hooks.items() if not hook.optional]
+        return [name for name in required if name not in self.info.get("hooks_claimed", required)]
+
+    @property
     def verdict(self) -> str:
-        """certified, failed, waived, partial or nothing claimed. Certified: the whole kit, no failure, no waiver."""
+        """certified, failed, waived, partial, incomplete or nothing claimed.
+
+        Certified: the whole kit, every required hook claimed, no failure, no waiver.
+        """
         if self.count("failed") or self.problems:
             return "failed"
         if self.partial:
             return "partial"
         if not self.claimed:
             return "nothing claimed"
+        if self.unclaimed_hooks:
+            return "incomplete"
         return "waived" if self.waivers or self.count("waived") else "certified"
 
     @property
@@ -105,6 +116,8 @@ class Report:
         extras = [f"{self.count(name)} {name}" for name in ("failed", "waived") if self.count(name)]
         partial = f"PARTIAL ({'; '.join(self.partial)}): " if self.partial else ""
         verdict = {"partial": ""}.get(self.verdict, self.verdict)
+        if verdict == "incomplete":
+            verdict = f"incomplete: {len(self.unclaimed_hooks)} required hooks not claimed"
         return f"hwbackends conformance: {who}: {partial}{', '.join([numbers, *extras, *filter(None, [verdict])])}"
 
     def clauses(self) -> list[dict[str, Any]]:
@@ -194,7 +207,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72re
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem }
 th, td { border-bottom: 1px solid #d8dee4; padding: .3rem .5rem; text-align: left; vertical-align: top }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-.passed, .certified { color: #116329 } .failed { color: #a40e26; font-weight: 600 } .waived, .partial { color: #7d4e00 }
+.passed, .certified { color: #116329 } .failed { color: #a40e26; font-weight: 600 } .waived, .partial, .incomplete { color: #7d4e00 }
 code, pre { font: 13px/1.4 ui-monospace, monospace } pre { background: #f6f8fa; padding: .6rem; overflow-x: auto }
 """
 

@@ -79,17 +79,19 @@ class Worker:
     def run(self, job: Job, timeout_s: float | None = None) -> Outcome:
         """Run one job; whatever happens to the process becomes an outcome."""
         limit = self.timeout_s if timeout_s is None else timeout_s
-        new = self._process is None or not self._process.is_alive()
-        if new:
-            self._start()
-        assert self._pipe is not None
         try:
+            if self._process is None or not self._process.is_alive():
+                self._start()
+            assert self._pipe is not None
             self._pipe.send(job)
-            if self._pipe.poll(limit + (START_S if new else 0)):
+            if self._pipe.poll(limit):
                 answer: Outcome = self._pipe.recv()
                 return answer
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return self._crashed()
+        return self._hung(limit)
+
+    def _hung(self, limit: float) -> Outcome:
         self.stop()
         return Outcome("failed", f"HANG: no answer in {limit:g} s", self._tail())
 
@@ -98,14 +100,19 @@ class Worker:
         context: Any = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
         if hasattr(os, "fork"):
             context.set_forkserver_preload(["hwbackends.conformance.kit"])
-        handle, name = tempfile.mkstemp(prefix="hwbackends-worker-", suffix=".log")
-        os.close(handle)
-        self._log = Path(name)
+        if self._log is None:
+            handle, name = tempfile.mkstemp(prefix="hwbackends-worker-", suffix=".log")
+            os.close(handle)
+            self._log = Path(name)
+        self._log.write_bytes(b"")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.settings, name), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self.settings, str(self._log)), daemon=True)
         self._process.start()
         theirs.close()
         self.started += 1
+        if not self._pipe.poll(START_S):
+            raise EOFError
+        self._pipe.recv()  # ready: importing and loading are not the first test's time
 
     def stop(self) -> None:
         """End the process."""
@@ -121,10 +128,13 @@ class Worker:
         self.stop()
         if self._log is not None:
             self._log.unlink(missing_ok=True)
+            self._log = None
 
     def _crashed(self) -> Outcome:
         assert self._process is not None
-        self._process.join(10)
+        self._process.join(1)
+        if self._process.is_alive():
+            return self._hung(START_S)
         code = self._process.exitcode
         tail = self._tail()
         self.stop()
@@ -146,6 +156,7 @@ def _serve(pipe: Connection, settings: Settings, log: str) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     faulthandler.enable(sys.stderr)
     answer = _runner(settings)
+    pipe.send("ready")
     while True:
         try:
             job = pipe.recv()

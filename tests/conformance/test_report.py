@@ -9,6 +9,7 @@ import pytest
 
 from hwbackends.conformance.report import Report, Result, page
 from hwbackends.conformance.waivers import Waiver
+from hwbackends.contracts import load_contract
 
 INFO = {"backend": "acme", "device": "cpu"}
 WAIVER = Waiver("test_a.py::test_b", "CS-CONV-01", "why", "https://example.org", datetime.date(2999, 1, 1))
@@ -39,6 +40,17 @@ def test_the_verdict(outcomes: list[str], extra: dict[str, Any], verdict: str) -
     assert report.verdict == verdict
     assert ("certified" in report.line) == (verdict == "certified")
     assert "%" not in report.line
+
+
+def test_a_backend_without_every_required_hook_is_incomplete() -> None:
+    report = Report({**INFO, "hooks_claimed": ["probe", "conv_decode"]}, [_result("passed")])
+    assert report.verdict == "incomplete"
+    assert report.line.endswith("passed/claimed/total 1/1/1, incomplete: 10 required hooks not claimed")
+
+
+def test_an_optional_hook_need_not_be_claimed() -> None:
+    required = [name for name, hook in load_contract().hooks.items() if not hook.optional]
+    assert Report({**INFO, "hooks_claimed": required}, [_result("passed")]).verdict == "certified"
 
 
 def test_the_line_has_passed_claimed_and_total() -> None:

@@ -1,0 +1,92 @@
+"""`hwbackends conformance`: the kit from the command line, over reports that are written here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hwbackends.cli import main
+from hwbackends.conformance import command, inventory, report
+
+
+def _call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["conformance", *arguments])
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A report with one test of each kind."""
+    results = [
+        report.Result("test_exact.py::test_decode", "passed", clauses={"CS-CONV-01": "passed"}),
+        report.Result("test_exact.py::test_extend", "failed", "CS-EXTEND-01: state", "", {"CS-EXTEND-01": "failed"}),
+        report.Result("test_exact.py::test_verify[ring]", "not_claimed", "layout ring"),
+    ]
+    path = tmp_path / "out.json"
+    report.write(report.Report({"backend": "acme", "device": "cpu"}, results), path)
+    return path
+
+
+def test_report_shows_clauses_failures_and_the_line(written: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = _call("report", str(written), "--html", str(page))
+    assert done.exit_code == 1  # not certified
+    assert "CS-EXTEND-01     failed" in done.output
+    assert "FAILED test_exact.py::test_extend: CS-EXTEND-01: state" in done.output
+    assert "passed/claimed/total 1/2/3, 1 failed, failed" in done.output
+    assert page.read_text() == written.with_suffix(".html").read_text()
+
+
+def test_a_certified_report_is_status_zero(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    report.write(
+        report.Report({"backend": "acme", "device": "cpu"}, [report.Result("test_a.py::test_b", "passed")]), path
+    )
+    assert _call("report", str(path)).exit_code == 0
+
+
+def test_show_skips_lists_what_is_not_claimed_and_why(written: Path) -> None:
+    done = _call("show-skips", str(written))
+    assert done.output == "test_exact.py::test_verify[ring]: layout ring\n1 of 3 tests are not claimed\n"
+
+
+def test_a_file_that_is_no_report_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    done = _call("report", str(tmp_path / "other.json"))
+    assert done.exit_code == 1
+    assert "not a conformance report" in done.output
+
+
+def test_coverage_is_complete() -> None:
+    done = _call("coverage", "--fail-on-unknown")
+    assert done.exit_code == 0
+    assert "72 clauses, 0 without a test" in done.output
+
+
+def test_coverage_fails_on_a_clause_without_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = {name: ids for name, ids in inventory.shipped_tests().items() if "CS-COPY-01" not in ids}
+    monkeypatch.setattr(
+        command, "find_coverage", lambda: inventory.coverage({**tests, "test_x.py::test_y": ("CS-Z-01",)})
+    )
+    done = _call("coverage", "--fail-on-unknown")
+    assert done.exit_code == 1
+    assert "no test names CS-COPY-01" in done.output
+    assert "test_x.py::test_y names CS-Z-01, which the contract does not have" in done.output
+    assert _call("coverage").exit_code == 0
+
+
+def test_run_is_pytest_with_the_kits_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(pytest, "main", lambda arguments: seen.extend(arguments) or 3)
+    waivers = tmp_path / "waivers.yaml"
+    waivers.write_text("[]")
+    done = _call(
+        "run", "acme", "--device", "cuda", "--quick", "--waivers", str(waivers), "--report", "o.json", "-n", "2", "-x"
+    )
+    assert done.exit_code == 3
+    assert seen == [
+        "--pyargs", "hwbackends.conformance", "--hwbackend=acme", "--device=cuda", "--seed=0", f"--waivers={waivers}",
+        "--report=o.json", "--quick", "-n", "2", "-x",
+    ]  # fmt: skip
