@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from world import BOUND, DRAFTS, SLOTS, Lfm2Convs, World, full_attention_backend, lfm2_config, make_backend, make_pool
+from world import BOUND, DRAFTS, SLOTS, Lfm2Convs, World, lfm2_config, make_backend, make_pool, make_runner
 
 ROWS = ((1, 4), (2, 7), (3, 2))
 
@@ -73,19 +74,17 @@ def test_every_phase_over_the_npu_pool(on_npu: None) -> None:
 
 
 def test_sglang_alone_has_no_conv_backend_for_lfm2_on_npu(on_npu: None) -> None:
+    """The function under our wrapper; the NPU modules that it imports on the way need hardware and stand empty here."""
     from sglang.srt.layers.attention.attention_registry import attn_backend_wrapper
 
+    folder = "sglang.srt.hardware_backend.npu.attention"
+    names = ("AscendGDNAttnBackend", "AscendHybridLinearAttnBackend", "AscendMamba2AttnBackend")
+    empty = SimpleNamespace(**dict.fromkeys(names))
+    modules = {f"{folder}.{name}": empty for name in ("ascend_gdn_backend", "ascend_hybrid_linear_attn_backend")}
     config = lfm2_config()
-    pool = make_pool(config, None)
-    runner = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=config, hf_text_config=config, quantization=None),
-        use_mla_backend=False,
-        device="cpu",
-        is_draft_worker=False,
-        req_to_token_pool=pool,
-    )
-    with pytest.raises((NotImplementedError, ImportError)):  # ImportError: NPU kernels are not installed here
-        attn_backend_wrapper.__wrapped__(runner, full_attention_backend(pool))
+    runner = make_runner(config, make_pool(config, None))
+    with mock.patch.dict(sys.modules, modules), pytest.raises(NotImplementedError, match="not yet supported on NPU"):
+        attn_backend_wrapper.__wrapped__(runner, None)
 
 
 def test_the_npu_wrapper_answers_with_our_backend(on_npu: None) -> None:

@@ -108,12 +108,11 @@ def full_attention_backend(pool: Any) -> Any:
     return Nothing()
 
 
-def make_backend(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
-    """What SGLang's `attn_backend_wrapper` answers for the configuration."""
-    from sglang.srt.layers.attention.attention_registry import attn_backend_wrapper
+def make_runner(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
+    """SGLang's model runner as far as attention backends read it."""
     from sglang.srt.runtime_context import get_server_args
 
-    runner = SimpleNamespace(
+    return SimpleNamespace(
         model_config=SimpleNamespace(hf_config=config, hf_text_config=config, quantization=None),
         use_mla_backend=False,
         server_args=get_server_args(),
@@ -122,7 +121,13 @@ def make_backend(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
         req_to_token_pool=pool,
         token_to_kv_pool=None,
     )
-    return attn_backend_wrapper(runner, full_attention_backend(pool))
+
+
+def make_backend(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
+    """What SGLang's `attn_backend_wrapper` answers for the configuration."""
+    from sglang.srt.layers.attention.attention_registry import attn_backend_wrapper
+
+    return attn_backend_wrapper(make_runner(config, pool, draft_worker=draft_worker), full_attention_backend(pool))
 
 
 class InklingConvs:
@@ -220,7 +225,13 @@ class World:
         pool_class: a subclass of SGLang's pool.
         convs: the model's convs.
         change_pool: changes the pool before the backend is made.
+
+    Attributes:
+        worst: largest difference to Transformers so far, relative to the largest answer of the request.
+        largest: the same over every world.
     """
+
+    largest = 0.0
 
     def __init__(
         self,
@@ -296,6 +307,7 @@ class World:
         with torch.no_grad():
             right = self.model.stock[key](whole[None])[0, -len(x) :]
         self.worst = max(self.worst, float((y - right).abs().max() / right.abs().max()))
+        World.largest = max(World.largest, self.worst)
 
     def keep(self, row: int, drawn: dict[Key, list[Tensor]], place: int, count: int) -> None:
         """The request keeps the first `count` tokens of its inputs in the last forward."""

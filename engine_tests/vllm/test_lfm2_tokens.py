@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import FIGURES
 
 HERE = Path(__file__).parent
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -68,6 +69,7 @@ def test_speculative_decoding_gives_the_tokens_of_transformers_for_every_accepte
     answer, log = serve(checkpoint, plugin=True, staggered=True, speculative_config=NGRAM)
     assert answer["tokens"] == expected
     assert {kept for kept, _ in answer["accepted"]} == {1, 2, 3, 4}
+    FIGURES.append(f"verify steps by kept tokens, the target's own counted: {dict(answer['accepted'])}")
     assert LOG_LINE in log
 
 
@@ -91,5 +93,5 @@ def test_stock_vllm_on_a_cpu_loses_the_conv_state_of_rejected_drafts(
     """The fault that the plugin repairs; once vLLM has repaired it, this fails and the page about it must change."""
     answer, _ = serve(checkpoint, plugin=False, staggered=True, speculative_config=NGRAM)
     wrong = [index for index, tokens in enumerate(answer["tokens"]) if tokens != expected[index]]
-    print(f"stock vLLM, n-gram drafts: {len(wrong)} of {len(expected)} requests differ from Transformers")
+    FIGURES.append(f"stock vLLM, n-gram drafts: {len(wrong)} of {len(expected)} requests differ from Transformers")
     assert wrong
