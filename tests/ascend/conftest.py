@@ -1,6 +1,7 @@
-"""Runs the shared backend tests over both tiers of the Ascend backend, in lanes that need no NPU: `torch`, its ops on
-the emulated npu device through the registry; `triton`, its kernels in triton's interpreter on CPU tensors. With
-`-m npu` on a machine that has an NPU the same tests run on the device instead."""
+"""Runs the shared backend tests over both tiers of the Ascend backend. Every test here carries the mark `npu`. On a
+machine with an NPU both tiers run on it. Elsewhere lanes stand in, and the summary says so in one line: the torch tier
+on the emulated npu device, through the registry; the triton tier in triton's interpreter on CPU tensors; and the
+vendor's compiler, on every kernel."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +25,14 @@ from tests.ascend import coverage
 from tests.backend import lab as lab_module
 from tests.backend.lab import Lab
 
-if not torch.cuda.is_available():  # triton reads it when it is first imported, for the whole process
+FOUND = probe.probe("npu")
+NPU = FOUND.available and not probe.emulated()
+if not NPU and not torch.cuda.is_available():  # triton reads it when it is first imported, for the whole process
     os.environ.setdefault("TRITON_INTERPRET", "1")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TORCH, TRITON = ("ascend", "npu"), ("ascend in the triton tier", "npu" if NPU else "cpu")
+"""What a `Lab` is made with in each lane."""
+FOLDER = Path(__file__).parent
 LAYOUTS = ["window", "ring", "lazy"]
 
 
@@ -39,8 +46,21 @@ def triton_hooks() -> Any:
     return SimpleNamespace(**{name: getattr(home, name) for home in homes for name in names if hasattr(home, name)})
 
 
-TORCH, TRITON = ("ascend", "npu"), ("ascend", "cpu")
-"""What a `Lab` is made with in each lane: the emulated device, and CPU tensors for the interpreter."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark this folder; without an NPU a triton that is not interpreting has no lane."""
+    for item in items:
+        if FOLDER not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.npu)
+        if item.path.name.startswith("test_triton") and not (NPU or INTERPRETED):
+            reason = "triton compiles for a GPU in this process: run tests/ascend alone with TRITON_INTERPRET=1"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The one line."""
+    lanes = "ran on the device" if NPU else "ran the emulated device, the interpreter and the lowering instead"
+    terminalreporter.write_line(f"npu: {FOUND.reason}; {lanes}")
 
 
 def fewer(test: Any, examples: int) -> Any:
@@ -53,26 +73,33 @@ def fewer(test: Any, examples: int) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _lanes() -> Iterator[None]:
-    emulate_npu()
-    if not INTERPRETED:
+    """The emulated device where there is no NPU, and hooks of the triton tier for its lane."""
+    if not NPU:
+        emulate_npu()
+    original = lab_module.load
+
+    def load(name: str, device: Any) -> Any:
+        return triton_hooks() if name == TRITON[0] else original(name, device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab_module, "load", load)
+        if INTERPRETED:
+            _hold_launches(patch)
         yield
-        return
+
+
+def _hold_launches(patch: pytest.MonkeyPatch) -> None:
+    """Each launch of each test must be a variant that the lowering job compiles."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    original, run = lab_module.load, InterpretedFunction.run
+    run = InterpretedFunction.run
 
     def covered_run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        """Each launch of each test must be a variant that the lowering job compiles."""
         if kernel.fn.__module__.startswith("hwbackends.ascend."):
             coverage.check(kernel, args, kwargs)
         return run(kernel, *args, **kwargs)
 
-    def load(name: str, device: Any) -> Any:
-        return triton_hooks() if (name, device) == TRITON else original(name, device)
-
-    lab_module.load, InterpretedFunction.run = load, covered_run
-    yield
-    lab_module.load, InterpretedFunction.run = original, run
+    patch.setattr(InterpretedFunction, "run", covered_run)
 
 
 @pytest.fixture(params=LAYOUTS, scope="session")

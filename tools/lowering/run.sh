@@ -8,7 +8,7 @@ made=$venv/.installed
 
 if [[ ! -f $made || constraints-ascend.txt -nt $made ]]; then
   python=${PYTHON:-}
-  for candidate in ${python:-python3.11 python3 .venv/bin/python}; do
+  for candidate in $python python3.11 python3 .venv/bin/python; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; then
       python=$candidate
       break
