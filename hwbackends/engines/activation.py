@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hwbackends.contracts import contracts_folder
-from hwbackends.errors import ContractError, HwBackendsError, UnsupportedError
+from hwbackends.errors import ContractError, UnsupportedError
 from hwbackends.manifest import VersionRange, module_folders
 
 PLUGIN_NAME = "hwbackends"
@@ -264,7 +264,7 @@ def activate(engine: Engine, install: Callable[[], str]) -> bool:
         return False
     try:
         served = f"{install()}, backend {_backend_name()}"
-    except (HwBackendsError, ImportError, AttributeError) as error:
+    except Exception as error:  # whatever it is, an engine that could serve must not die of its plugin
         _log.warning(
             "hwbackends: %s plugin failed, %s keeps its own code: %s: %s",
             engine.title,

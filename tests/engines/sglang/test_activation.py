@@ -189,7 +189,9 @@ def test_activation_says_in_one_line_what_is_served(
 
 
 @ENGINES
-@pytest.mark.parametrize("error", [ImportError("gone"), AttributeError("moved"), ArgumentError("a", "b", "c", "d")])
+@pytest.mark.parametrize(
+    "error", [ImportError("gone"), AttributeError("moved"), ArgumentError("a", "b", "c", "d"), AssertionError("taken")]
+)
 def test_a_plugin_that_fails_leaves_the_engine_its_own_code(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: Engine, error: Exception
 ) -> None:
