@@ -49,9 +49,6 @@ lint: $(LINTERS) ## formatting, lint, types, and which part may import which
 check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
 	$(BIN)/hwbackends check hwbackends
 
-mutants: $(INSTALLED) ## the conformance kit against every deliberately wrong plugin, a quick lane each
-	$(BIN)/python -m tests.conformance.run_mutants --quick
-
 lowering: ## lower every Ascend kernel with the vendor's compiler, in an environment of its own (Python 3.11)
 	PYTHON=$(PYTHON) tools/lowering/run.sh
 
