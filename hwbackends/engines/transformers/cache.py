@@ -93,7 +93,7 @@ class ConvStateCache(Cache):
         backend: a bound backend, as `hwbackends.load` returns it.
         layout: state layout.
         max_batch: sequences, at most.
-        max_tokens: tokens of one forward over all sequences, at most.
+        max_tokens: tokens of one forward over all sequences that buffers are made for; more make them grow.
         draft_tokens: drafts of one forward in assisted decoding, at most.
 
     Raises:

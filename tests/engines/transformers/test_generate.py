@@ -100,6 +100,14 @@ def test_generation_continues_from_what_the_cache_holds() -> None:
     assert second[0, prompt.shape[1] :].tolist() == answer("inkling", PROMPTS[5]).tokens
 
 
+@models
+def test_prompts_may_come_in_chunks_and_beyond_the_buffers(name: str) -> None:
+    model = tiny_model(name, seed=3)
+    for settings, kwargs in (({"max_tokens": 3}, {}), ({}, {"prefill_chunk_size": 5})):
+        out = generate(model, torch.tensor([PROMPTS[8]]), cache_for(model, "ring", **settings), **kwargs)
+        assert out[0, len(PROMPTS[8]) :].tolist() == answer(name, PROMPTS[8]).tokens
+
+
 def test_a_reset_cache_has_clean_slots() -> None:
     model = tiny_model("lfm2", seed=3)
     cache = cache_for(model)
