@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hwbackends.engines.transformers.convs import SidecarConvs
-from hwbackends.engines.transformers.drafters import Drafter, DrafterHost
+from hwbackends.engines.transformers.drafters import Drafter, DrafterHost, NGramDrafter
 from hwbackends.engines.transformers.graphs import MetadataGraphs, Record, StepRow
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
@@ -21,7 +21,7 @@ from hwbackends.engines.transformers.patches import patch_model
 from hwbackends.engines.transformers.requests import Request, RequestState
 from hwbackends.engines.transformers.scheduler import Plan, Scheduler
 from hwbackends.engines.transformers.settings import RunnerSettings
-from hwbackends.errors import ArgumentError, UnsupportedError
+from hwbackends.errors import UnsupportedError
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import StatePool
@@ -69,7 +69,7 @@ class PackedRunner:
         model: `InklingForCausalLM` or `Lfm2ForCausalLM`; its short convs are patched in place.
         backend: a bound backend, as `hwbackends.load` returns it.
         settings: limits and choices.
-        drafter: who proposes drafts; needed when `settings.draft_tokens` > 0.
+        drafter: who proposes drafts where `settings.draft_tokens` > 0; default: an `NGramDrafter`.
         record: how decode and verify metadata is recorded; None: prepared anew each step.
         guard: context around each forward of the model, such as one that forbids host synchronisations.
 
@@ -88,12 +88,10 @@ class PackedRunner:
     ) -> None:
         self._guard = guard
         self.settings = settings = settings or RunnerSettings()
-        if settings.draft_tokens and drafter is None:
-            raise ArgumentError("PackedRunner", "drafter", None, "a drafter", "draft_tokens > 0 needs one")
         self.spec = describe(model)
         patch_model(model)
         self.model = cast(Any, model)
-        self.drafter = drafter if settings.draft_tokens else None
+        self.drafter = (drafter or NGramDrafter()) if settings.draft_tokens else None
         self.device = next(model.parameters()).device
         self._check_model()
         self.pool = self._make_pool()

@@ -306,9 +306,9 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str)
         RunnerSettings(**change)
 
 
-def test_drafts_need_a_drafter() -> None:
-    with pytest.raises(ArgumentError, match="drafter"):
-        make_runner("lfm2", draft_tokens=2)
+def test_drafts_come_from_n_grams_unless_a_drafter_is_given() -> None:
+    assert isinstance(make_runner("lfm2", draft_tokens=2).drafter, NGramDrafter)
+    assert make_runner("lfm2", NGramDrafter()).drafter is None, "without drafts nobody drafts"
 
 
 def test_a_length_beyond_the_models_positions_is_refused() -> None:
