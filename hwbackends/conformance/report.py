@@ -207,7 +207,8 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72re
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem }
 th, td { border-bottom: 1px solid #d8dee4; padding: .3rem .5rem; text-align: left; vertical-align: top }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-.passed, .certified { color: #116329 } .failed { color: #a40e26; font-weight: 600 } .waived, .partial, .incomplete { color: #7d4e00 }
+.passed, .certified { color: #116329 } .failed { color: #a40e26; font-weight: 600 }
+.waived, .partial, .incomplete { color: #7d4e00 }
 code, pre { font: 13px/1.4 ui-monospace, monospace } pre { background: #f6f8fa; padding: .6rem; overflow-x: auto }
 """
 

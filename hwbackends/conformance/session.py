@@ -3,6 +3,7 @@ against the waivers, and closes with one line and the report files. Imports no t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -39,6 +40,7 @@ class Session:
         self.collected: set[str] = set()
         self.expected: set[str] = set()
         self.deselected = 0
+        self.whole = False
         self.info: dict[str, Any] = {}
         try:
             self.waivers = read_waivers(Path(option.waivers)) if option.waivers else ()
@@ -69,6 +71,7 @@ class Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Take note of every test, then leave out what the quick lane leaves out."""
         self.collected = {test_id(item) for item in items if _is_kit(item)}
+        self.whole = _whole([item for item in items if _is_kit(item)])
         if self.config.option.quick:
             out = [item for item in items if _is_kit(item) and item.get_closest_marker("full")]
             items[:] = [item for item in items if item not in set(out)]
@@ -132,14 +135,15 @@ class Session:
         """What a worker of pytest-xdist collected; all of them collect the same."""
         sent = getattr(node, "workeroutput", {}).get(_PROPERTY)
         if sent:
-            self.collected, self.expected, self.deselected = set(sent[0]), set(sent[1]), sent[2]
+            collected, expected, self.deselected, self.whole = sent
+            self.collected, self.expected = set(collected), set(expected)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Close the worker, and make a useless waiver an error of the run."""
         self.worker.close()
         if self.is_xdist_worker:
-            sent = sorted(self.collected), sorted(self.expected), self.deselected
+            sent = sorted(self.collected), sorted(self.expected), self.deselected, self.whole
             self.config.workeroutput[_PROPERTY] = sent  # type: ignore[attr-defined]
             return
         self.report = self._report()
@@ -150,18 +154,14 @@ class Session:
 
     def _report(self) -> Report:
         partial = list(self._partial())
-        problems = unknown_ids(self.waivers, self.collected) if self._all_files() else []
+        problems = unknown_ids(self.waivers, self.collected) if self.whole else []
         command = [f"--hwbackend {self.settings.backend}", f"--device {self.settings.device}"]
         command += [f"--seed {self.settings.seed}"] if self.settings.seed else []
         return Report(self.info, list(self.results.values()), self.waivers, partial, problems, " ".join(command))
 
-    def _all_files(self) -> bool:
-        functions = {name.partition("[")[0] for name in self.collected}
-        return functions >= set(shipped_tests()) and not any("::" in arg for arg in self.config.args)
-
     def _partial(self) -> Iterable[str]:
         """Why this run is not the whole kit."""
-        if not self._all_files():
+        if not self.whole:
             yield "not every test of the kit was asked for"
         if self.deselected:
             yield f"{self.deselected} deselected"
@@ -179,6 +179,17 @@ class Session:
 
 def _is_kit(item: pytest.Item) -> TypeGuard[pytest.Function]:
     return isinstance(item, pytest.Function) and item.module.__name__.startswith(f"{PACKAGE}.test_")
+
+
+def _whole(items: list[pytest.Function]) -> bool:
+    """Whether every case of every shipped test is there."""
+    found: dict[str, int] = {}
+    wanted = dict.fromkeys(shipped_tests(), 1)
+    for item in items:
+        name = test_id(item).partition("[")[0]
+        found[name] = found.get(name, 0) + 1
+        wanted[name] = math.prod(len(mark.args[1]) for mark in item.iter_markers("parametrize"))
+    return found == wanted
 
 
 def _property(report: Any) -> dict[str, Any] | None:

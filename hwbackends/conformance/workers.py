@@ -124,7 +124,10 @@ class Worker:
         self._process = self._pipe = None
 
     def close(self) -> None:
-        """End the process and remove its log."""
+        """Let the process end, which it does when its pipe closes, and remove its log."""
+        if self._pipe is not None and self._process is not None:
+            self._pipe.close()
+            self._process.join(5)
         self.stop()
         if self._log is not None:
             self._log.unlink(missing_ok=True)

@@ -157,6 +157,11 @@ def has_32_bit_offsets(c: Call) -> Tensor:
     return c.run(state=ConvState(tensor[:1].expand(tensor.shape).clone(), c.state.layout, c.state.width))
 
 
+@mutant("conv_extend")
+def starts_every_chunk_afresh(c: Call) -> Tensor:
+    return c.with_metadata(has_initial_state=c.metadata.has_initial_state & False)
+
+
 # --- numbers ---
 
 
@@ -218,7 +223,25 @@ def tunes_on_the_first_call(c: Call) -> Tensor:
     return y
 
 
+@mutant(*CONVS)
+def rounds_x_to_the_states_dtype(c: Call) -> Tensor:
+    return c.run(x=c.x.to(c.state.tensor.dtype).to(c.x.dtype) + (c.x.dtype != c.state.tensor.dtype))
+
+
 # --- writing ---
+
+
+@mutant("conv_decode")
+def never_moves_the_window(c: Call) -> Tensor:
+    return c.run(state=c.spare_state())
+
+
+@mutant(*CONVS)
+def writes_a_neighbours_slot(c: Call) -> Tensor:
+    y, mine = c.run(), c.metadata.cache_indices.tolist()
+    free = [slot for slot in range(1, c.state.slots - 1) if slot not in mine]
+    c.state.tensor[free[0]] = 3
+    return y
 
 
 @mutant("conv_decode", "conv_extend")
