@@ -15,7 +15,7 @@ from hwbackends.engines.transformers.graphs import record_cuda
 from hwbackends.engines.transformers.requests import RequestState
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.settings import RunnerSettings
-from hwbackends.engines.transformers.tiny import tiny_model
+from hwbackends.engines.transformers.tiny import stock_answer, tiny_model
 from hwbackends.errors import ArgumentError, GraphLimitError, UnsupportedError
 from hwbackends.metadata import ForwardMode
 from hwbackends.testing.guards import no_sync
@@ -236,6 +236,27 @@ def test_a_forward_never_waits_for_the_device() -> None:
 def test_the_n_gram_drafter_changes_no_token(name: str) -> None:
     runner = make_runner(name, NGramDrafter(), draft_tokens=4, layout="lazy")
     serve_all(runner, name)
+
+
+def repetitive_model() -> Any:
+    """A model whose layers whisper: its answers repeat themselves, as those of trained models often do."""
+    model = tiny_model("lfm2", seed=3)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "out_proj" in key or "w2" in key:
+                parameter.mul_(0.5)
+    return model
+
+
+def test_n_grams_are_accepted_where_text_repeats_itself() -> None:
+    runner = make_runner("lfm2", model=repetitive_model(), layout="ring", draft_tokens=3)
+    requests = [runner.add(prompt, 40) for prompt in (PROMPTS[2], PROMPTS[7], PROMPTS[8])]
+    runner.run()
+    for request in requests:
+        assert request.generated == stock_answer(repetitive_model(), request.prompt, 40).tokens
+    accepted = sum(count * times for request in requests for count, times in request.accepted.items())
+    assert accepted > 20
+    assert all(request.steps < 40 for request in requests)
 
 
 def test_checked_mode_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
