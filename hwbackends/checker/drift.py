@@ -483,9 +483,9 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.count
-    if sites > 4 and not (behind and outnumbered):
+    if sites > 4 and not (behind and outnumbered and (item.hardware or accepted >= sites)):
         return "low"
-    if sites > 2 and accepted < sites and not (behind and item.hardware):
+    if sites > 2 and accepted < (1 if behind else sites) and not (behind and item.hardware):
         return "low"
     if item.verdict.mismatch.swallowed:
         return "medium"
