@@ -37,8 +37,12 @@ demo: $(INSTALLED) ## serve two real hybrid architectures here and compare every
 test: $(INSTALLED) ## run the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-coverage: $(INSTALLED) ## the test suite, with branch coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+coverage: $(INSTALLED) ## branch coverage of the test suite and of the conformance kit on the reference
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/coverage run -m hwbackends conformance run reference -q
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --show-missing --skip-covered
 
 lint: $(LINTERS) ## formatting, lint, types, and which part may import which
 	$(BIN)/ruff format --check .
