@@ -43,6 +43,8 @@ _SYNCING_OPS = frozenset(
 """Ops whose result, or the size of it, the host must wait for."""
 _INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 _COPY_OPS = frozenset({"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize"})
+_WIDENED = frozenset({"aten::histc", "aten::silu"})
+"""Computed in float64 and rounded: devices count integers, and give every position of a tensor the same exponential."""
 _FACTORIES = ("arange", "arange.start", "arange.start_step", "eye", "full", "linspace", "randperm", "tril_indices")
 """Factories whose composite kernel resizes an empty result, which a wrapper tensor cannot do."""
 
@@ -218,8 +220,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in ("aten::copy_", "aten::_copy_from"):
         return _copy(name, args, kwargs)
     to_npu = _result_on_npu(args, kwargs)
-    if name == "aten::histc" and not args[0].is_floating_point():  # devices count integers, the CPU kernel does not
-        return _run(func, (args[0].double(), *args[1:]), kwargs).to(args[0].dtype)
+    if name in _WIDENED and args[0].dtype != torch.float64:
+        return EmulatedNpuTensor(func(args[0].raw.double(), *args[1:], **kwargs).to(args[0].dtype))
     if name == "aten::_to_copy":
         return _to_copy(func, args[0], kwargs, to_npu)
     result = func(*tree_map(_unwrap, args), **_on_cpu(kwargs))

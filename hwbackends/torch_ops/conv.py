@@ -143,9 +143,7 @@ class _Step:
         if bias is not None:
             total = total + bias.to(compute)
         if activation == "silu":
-            # Vector and scalar float32 exponentials differ in the last bit: in float64 that is rounded away, so that
-            # a token's bits do not depend on where it stands in the batch.
-            total = torch.nn.functional.silu(total.double()).to(compute)
+            total = _silu(total)
         if residual:
             total = total + self.x.to(compute)
         zero = torch.zeros((), dtype=compute, device=self.x.device)
@@ -228,3 +226,14 @@ class _Step:
         """lazy: v_b[1 : S + T_b] from row 0 on; the next step's offset picks the window."""
         offsets, rows = self._drafts(1)
         masked_write(self.state.tensor, self.slots[:, None], offsets, rows, self.live[:, None].expand_as(offsets))
+
+
+def _silu(total: Tensor) -> Tensor:
+    """silu whose bits do not depend on where a token stands in the batch.
+
+    Vector and scalar float32 exponentials differ in the last bit: in float64 that is rounded away. An NPU has no
+    float64 silu, and vector exponentials alone.
+    """
+    if total.device.type == "npu":
+        return torch.nn.functional.silu(total)
+    return torch.nn.functional.silu(total.double()).to(total.dtype)

@@ -20,4 +20,5 @@ if [[ ! -f $made || constraints-ascend.txt -nt $made ]]; then
   "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --requirement constraints-ascend.txt
   touch "$made"
 fi
+unset TRITON_INTERPRET
 exec "$venv/bin/python" tools/lowering/lower.py "$@"
