@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import traceback
@@ -135,7 +136,7 @@ class Session:
             "driver": _told(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "commit": _told(["git", "rev-parse", "--short", "HEAD"]),
+            "commit": os.environ.get("HWBACKENDS_COMMIT") or _told(["git", "rev-parse", "--short", "HEAD"]),
             "floor": asdict(self.floor),
             "rows": self.rows,
             "extra": self.extra,

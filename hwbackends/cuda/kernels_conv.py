@@ -249,8 +249,6 @@ def _extend_body(
     end = t + BLOCK_T - 1
     owner = tl.load(seq_idx + end, mask=end < num_tokens, other=-1)
     before = tl.load(seq_idx + t - S, mask=(t >= S) & (t - S < num_tokens), other=-1)
-    whole = (owner >= 0) & (owner == before)
-    whole = tl.load(cache_indices + owner, mask=whole, other=0) > 0
     if PDL:
         gdc_wait()
     rows = ()
@@ -260,10 +258,16 @@ def _extend_body(
     for i in tl.static_range(BLOCK_T):
         at = x + (t + i).to(tl.int64) * SX + d
         rows = rows + (tl.load(at, mask=_every(t + i < num_rows, d) & inside, other=0.0),)
-    if whole:
-        for i in tl.static_range(BLOCK_T):
-            acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
-            tl.store(out + (t + i).to(tl.int64) * SO + d, acc.to(out.dtype.element_ty), mask=inside)
+    if (owner >= 0) & (owner == before):
+        # in a branch of its own: before it, this load would hold back the loads of x until the owner has come
+        if tl.load(cache_indices + owner) > 0:
+            for i in tl.static_range(BLOCK_T):
+                acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
+                tl.store(out + (t + i).to(tl.int64) * SO + d, acc.to(out.dtype.element_ty), mask=inside)
+        else:
+            nothing = tl.zeros_like(rows[S]).to(out.dtype.element_ty)
+            for i in tl.static_range(BLOCK_T):
+                tl.store(out + (t + i).to(tl.int64) * SO + d, nothing, mask=inside)
     else:
         for i in tl.static_range(BLOCK_T):
             row = t + i

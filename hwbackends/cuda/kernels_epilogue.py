@@ -11,6 +11,7 @@ from hwbackends.cuda.kernels_conv import (
     RING,
     WINDOW,
     _at,
+    _channels,
     _every,
     _history_row,
     _save_drafts,
@@ -87,8 +88,7 @@ def fused_add_rmsnorm_kernel(
         gdc_launch_dependents()
     S: tl.constexpr = W - 1
     GROUPS: tl.constexpr = N // TOKENS
-    d = tl.arange(0, BLOCK_D)
-    inside = d < D
+    d, inside = _channels(0, D, BLOCK_D)
     b = tl.program_id(0) // GROUPS
     i0 = (tl.program_id(0) % GROUPS) * TOKENS
     token = b * N + i0
@@ -110,14 +110,17 @@ def fused_add_rmsnorm_kernel(
         track = tl.load(track_indices + b, mask=known, other=0)
     if PDL:
         gdc_wait()
-    here = inside & _every(token + TOKENS <= num_rows, d)
-    raw = ()
+    here = inside & _every(live & (token + TOKENS <= num_rows), d)
+    # the newest row last: the sum starts with it, and a product between two loads would chain their latencies
     stream = ()
     for j in tl.static_range(TOKENS):
-        raw = raw + (tl.load(x + (token + j).to(tl.int64) * SX + d, mask=here, other=0.0),)
         at = residual_stream + (token + j).to(tl.int64) * SH + d
-        stream = stream + (tl.load(at, mask=here & _every(live, d), other=0.0),)
-    rows = _earlier_rows(x, old, token, i0, d, here, S, SX, GROUPS, ACC) + raw
+        stream = stream + (tl.load(at, mask=here, other=0.0),)
+    earlier = _earlier_rows(x, old, token, i0, d, here, S, SX, GROUPS, ACC)
+    raw = ()
+    for j in tl.static_range(TOKENS):
+        raw = raw + (tl.load(x + (token + j).to(tl.int64) * SX + d, mask=here, other=0.0),)
+    rows = earlier + raw
     if LAYOUT != RING:
         # the rows that were read are rewritten: every lane has read before any lane writes
         tl.debug_barrier()

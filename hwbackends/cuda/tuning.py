@@ -18,12 +18,19 @@ def draft(requests: int, dim: int) -> tuple[int, int]:
     return block, max(1, block // 128)
 
 
+EXTEND = (
+    (1 << 21, (1024, 8, 4)),
+    (1 << 24, (256, 8, 2)),
+    (1 << 62, (256, 16, 2)),
+)
+"""Elements of x up to which a choice holds: channels per program, tokens per program, warps."""
+
+
 def extend(tokens: int, dim: int) -> tuple[int, int, int]:
     """Channels per program, tokens per program, and warps of extend."""
-    work = tokens * dim
-    block, tile = (1024, 8) if work <= 1 << 21 else (256, 8) if work <= 1 << 24 else (256, 16)
-    block = min(power_of_two(dim), block)
-    return block, tile, max(1, block // (256 if block > 256 else 128))
+    block, tile, warps = next(choice for most, choice in EXTEND if tokens * dim <= most)
+    narrow = min(power_of_two(dim), block)
+    return narrow, tile, max(1, warps * narrow // block)
 
 
 def epilogue(rows: int, dim: int) -> int:
