@@ -192,7 +192,8 @@ def _candidate(backend: str, device: torch.device, emulated: bool) -> Candidate:
     """An installed backend by name, or a plugin by its import path with the manifest beside its module."""
     if ":" in backend or "." in backend:
         manifest = read_manifest(find_manifest(backend.partition(":")[0]))
-        return Candidate(backend, backend, manifest=manifest, state=State.AVAILABLE, reason="named by import path")
+        name = str(manifest.data.get("name", backend))
+        return Candidate(name, backend, manifest=manifest, state=State.AVAILABLE, reason="named by import path")
     found = [probe(c, str(device)) if c.name == backend else c for c in discover()]
     named = [c for c in found if c.name == backend]
     if emulated and len(named) == 1 and named[0].state is State.UNAVAILABLE:  # its device is not there: emulation is

@@ -24,7 +24,7 @@ Arguments = dict[str, Any]
 @functools.cache
 def reference() -> Kit:
     """The reference on the CPU, which says what class of error a bad input is."""
-    return Kit("reference", "cpu")
+    return Kit("hwbackends.reference.plugin", "cpu")
 
 
 def _elsewhere(tensor: torch.Tensor) -> torch.Tensor:
