@@ -1,5 +1,6 @@
 """Graphs for tests: `CpuGraph` records torch ops with the storages that they touched and replays them, so that the
-rules for captured graphs are tested without a GPU; `CudaGraph` is the same interface over `torch.cuda.CUDAGraph`."""
+rules for captured graphs are tested without a GPU; `CudaGraph` and `NpuGraph` are the same interface over the devices'
+own graphs."""
 
 # torch's dispatch modes and storages are not annotated
 # mypy: allow-untyped-calls
@@ -189,6 +190,32 @@ class CudaGraph:
         self._graph.replay()
 
 
+class NpuGraph:
+    """`torch.npu.NPUGraph` behind the interface of `CpuGraph`; torch_npu brings it."""
+
+    def __init__(self) -> None:
+        self._npu: Any = _npu_module()
+        self._graph = self._npu.NPUGraph()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[NpuGraph]:
+        """Record the block's launches on a capture stream."""
+        self._npu.synchronize()
+        with self._npu.graph(self._graph):
+            yield self
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self._graph.replay()
+
+
 def graph_for(device: torch.device | str) -> Graph:
-    """A new graph of the kind that `device` has: CUDA's own on CUDA, the recorder elsewhere."""
-    return CudaGraph() if torch.device(device).type == "cuda" else CpuGraph()
+    """A new graph of the kind that `device` has: CUDA's or the NPU's own, and the recorder elsewhere."""
+    kind = torch.device(device).type
+    if kind == "npu" and hasattr(_npu_module(), "NPUGraph"):
+        return NpuGraph()
+    return CudaGraph() if kind == "cuda" else CpuGraph()
+
+
+def _npu_module() -> Any:
+    return getattr(torch, "npu", None)

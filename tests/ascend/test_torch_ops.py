@@ -20,9 +20,9 @@ REGISTERED = {
     "bitwise_or.Tensor", "clamp", "clone", "constant_pad_nd", "copy_", "cumsum", "div.Tensor_mode",
     "empty_like", "fill_.Scalar", "floor_divide", "ge.Scalar",
     "gt.Scalar", "index.Tensor", "index_put_", "index_select", "le.Tensor", "lt.Scalar", "lt.Tensor", "mean.dim",
-    "mul.Tensor", "ne.Tensor", "ones_like", "pow.Tensor_Scalar", "remainder.Scalar", 
+    "mul.Tensor", "ne.Tensor", "ones_like", "pow.Tensor_Scalar", "remainder.Scalar",
     "rsqrt", "searchsorted.Tensor", "silu", "sub.Tensor", "view",
-    "where.self", "zero_", 
+    "where.self", "zero_",
 }  # fmt: skip
 """Of the ops that torch_npu 2.13.0 registers for its device (`npu_native_functions*.yaml` in its wheel), those that the
 tier needs."""
