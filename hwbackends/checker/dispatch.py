@@ -12,10 +12,52 @@ from .program import Ref
 
 _TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
 _CHANGING = frozenset(
-    ["fixture", "command", "group", "option", "argument", "given", "patch", "overload", "singledispatch", "setter", "getter", "deleter", "property", "cached_property", "validator", "field_validator", "model_validator", "root_validator", "hybrid_property", "bass_jit", "custom_vjp", "parametrize", "pass_context"]
+    [
+        "fixture",
+        "command",
+        "group",
+        "option",
+        "argument",
+        "given",
+        "patch",
+        "overload",
+        "singledispatch",
+        "setter",
+        "getter",
+        "deleter",
+        "property",
+        "cached_property",
+        "validator",
+        "field_validator",
+        "model_validator",
+        "root_validator",
+        "hybrid_property",
+        "bass_jit",
+        "custom_vjp",
+        "parametrize",
+        "pass_context",
+    ]
 )
 _KEEPING = frozenset(
-    ["staticmethod", "classmethod", "abstractmethod", "override", "final", "cache", "lru_cache", "wraps", "no_grad", "inference_mode", "contextmanager", "asynccontextmanager", "jit", "compile", "deprecated", "typing_override", "torch_compile"]
+    [
+        "staticmethod",
+        "classmethod",
+        "abstractmethod",
+        "override",
+        "final",
+        "cache",
+        "lru_cache",
+        "wraps",
+        "no_grad",
+        "inference_mode",
+        "contextmanager",
+        "asynccontextmanager",
+        "jit",
+        "compile",
+        "deprecated",
+        "typing_override",
+        "torch_compile",
+    ]
 )
 
 
@@ -38,6 +80,7 @@ class Reach(NamedTuple):
     candidates: list[Candidate]
     complete: bool
     untyped: bool  # nothing at all is known about the receiver
+    opaque: bool = False  # an alternative is known, but not what calling it runs
 
 
 class Dispatcher:
@@ -64,14 +107,16 @@ class Dispatcher:
 
     def _reach_values(self, values: Values) -> Reach:
         found: list[Candidate] = []
-        complete, untyped = bool(values), False
+        complete, untyped, opaque = bool(values), False, False
         for value in sorted(values, key=repr):
-            if value[0] in "UX" or value[0] == "N":
+            if value[0] in "UXN":
                 complete = False
                 untyped = untyped or value[0] == "U"
             else:
-                found += self.callable(value)
-        return Reach(_unique(found), complete, untyped and not found)
+                part = self.callable(value)
+                found += part
+                opaque = opaque or not part
+        return Reach(_unique(found), complete, untyped and not found, opaque)
 
     def _attribute_call(self, func: Expr, context: Context) -> Reach:
         special = self.inference._container_call(func, func[2], context)
@@ -79,21 +124,28 @@ class Dispatcher:
             return Reach([], False, False)
         receivers = self.inference.evaluate(func[1], context)
         found: list[Candidate] = []
-        complete, untyped = bool(receivers), False
+        complete, untyped, opaque = bool(receivers), False, False
         for value in sorted(receivers, key=repr):
+            part: list[Candidate] = []
             if value[0] == "U":
-                complete, untyped = False, True
+                untyped = True
             elif value[0] in "IC":
                 part = self.family(value, func[2], self._self_function(func[1], context))
-                found += part
-                complete = complete and bool(part)
+                opaque = opaque or not part or self._partly_unknown(value, func[2])
             elif value[0] in ("M", "super"):
                 values = self.inference._narrowed(func, self.inference.attribute(value, func[2], context), context)
                 for item in sorted(values, key=repr):
-                    found += self.callable(item)
-            else:
-                complete = False
-        return Reach(_unique(found), complete, untyped and not found)
+                    part += self.callable(item)
+            found += part
+            complete = complete and bool(part)
+        return Reach(_unique(found), complete, untyped and not found, opaque)
+
+    def _partly_unknown(self, receiver: Value, name: str) -> bool:
+        """Whether an attribute that holds something to call may hold another thing that nobody can see into."""
+        offers = self._offers(receiver, name)
+        if len(offers) < 2 or any(value[0] == "B" for value, _ in offers):
+            return False
+        return any(not self.callable(value, owners[0]) for value, owners in offers)
 
     def _self_function(self, receiver: Expr, context: Context) -> Ref | None:
         """For ``self.m()``: the method that makes the call, since only classes that run it matter."""

@@ -164,6 +164,8 @@ class Drift:
             scope = self.program.scope(target.ref)
             if verdict.mismatch.rejects or not target.signature.kwarg or target.signature.kwarg not in scope.unread:
                 continue
+            if len(target.signature.positional) - target.skip < 2:
+                continue  # takes no part in what the hook is about
             lost = leftover(target.signature, passed, target.skip).keywords
             if lost and any(self._names(other, target, lost) for other in verdicts):
                 found.append(verdict._replace(mismatch=Mismatch(swallowed=lost)))
@@ -192,8 +194,12 @@ class Drift:
     ) -> bool:
         """Signs that the call is meant for something else than its receiver's declared type offers."""
         target = verdict.target
+        if accepting and self._asks_receiver(call, context):
+            return True
         if reach.untyped:
             return bool(accepting) and not any(self.related(target, v.target) for v in accepting)
+        if not accepting and reach.opaque:
+            return True
         if not accepting:
             return not verdict.candidate.exact and self._accepted_elsewhere(last_name(call.func), passed, target)
         related = [v for v in accepting if self.related(target, v.target)]
@@ -201,8 +207,6 @@ class Drift:
             "forward", "__call__",
         ):  # fmt: skip
             return not related
-        if self._asks_receiver(call, context):
-            return True
         hardware = self.platform_of(target) is not None
         if not hardware and self.program.scope((context.file, context.scope)).name == call.func[-1]:
             return True  # a wrapper hands on to what it holds, and holds only what takes that
@@ -308,6 +312,8 @@ class Drift:
         if platform and here and platform != here:
             return False
         if not platforms.can_meet(platform, conditions):
+            return False
+        if "Cuda" in self.program.name_of(candidate.ref) and not platforms.can_meet("cuda", conditions):
             return False
         if self._bound_under_other_conditions(candidate, call, context, conditions):
             return False

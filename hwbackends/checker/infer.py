@@ -27,11 +27,50 @@ _LIMIT = 60
 _DEPTH = 24
 
 _CONTAINERS = frozenset(
-    ["list", "List", "set", "Set", "frozenset", "FrozenSet", "Sequence", "MutableSequence", "Iterable", "Iterator", "Generator", "Collection", "deque", "Deque", "AsyncIterator", "AsyncIterable", "AsyncGenerator", "tuple", "Tuple", "Queue", "ModuleList"]
+    [
+        "list",
+        "List",
+        "set",
+        "Set",
+        "frozenset",
+        "FrozenSet",
+        "Sequence",
+        "MutableSequence",
+        "Iterable",
+        "Iterator",
+        "Generator",
+        "Collection",
+        "deque",
+        "Deque",
+        "AsyncIterator",
+        "AsyncIterable",
+        "AsyncGenerator",
+        "tuple",
+        "Tuple",
+        "Queue",
+        "ModuleList",
+    ]
 )
-_MAPPINGS = frozenset(["dict", "Dict", "Mapping", "MutableMapping", "defaultdict", "DefaultDict", "OrderedDict", "ModuleDict"])
+_MAPPINGS = frozenset(
+    ["dict", "Dict", "Mapping", "MutableMapping", "defaultdict", "DefaultDict", "OrderedDict", "ModuleDict"]
+)
 _WRAPPERS = frozenset(["Annotated", "ClassVar", "Final", "Required", "NotRequired", "Awaitable", "Coroutine"])
-_SAME = frozenset(["list", "sorted", "reversed", "iter", "tuple", "set", "copy", "deepcopy", "ModuleList", "ModuleDict", "cast", "nullcontext"])
+_SAME = frozenset(
+    [
+        "list",
+        "sorted",
+        "reversed",
+        "iter",
+        "tuple",
+        "set",
+        "copy",
+        "deepcopy",
+        "ModuleList",
+        "ModuleDict",
+        "cast",
+        "nullcontext",
+    ]
+)
 _ELEMENTS = frozenset(["values", "get", "pop", "popleft", "popitem", "setdefault", "copy"])
 _RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
 
@@ -760,7 +799,9 @@ _EVALUATE = {
     "m": "_import", "p": "_parameter", "T": "_declared",
 }  # fmt: skip
 
-_BUILTIN_TYPES = frozenset(["int", "str", "float", "bool", "bytes", "list", "dict", "tuple", "set", "complex", "range", "slice", "type"])
+_BUILTIN_TYPES = frozenset(
+    ["int", "str", "float", "bool", "bytes", "list", "dict", "tuple", "set", "complex", "range", "slice", "type"]
+)
 
 
 def _builtin(name: str) -> Values:
@@ -792,7 +833,9 @@ def last_name(expr: Expr | None) -> str:
     return last_name(expr[1]) if expr[0] in "ci" else ""
 
 
-_PROPERTIES = frozenset(["property", "cached_property", "cache_property", "functools_cached_property", "abstractproperty"])
+_PROPERTIES = frozenset(
+    ["property", "cached_property", "cache_property", "functools_cached_property", "abstractproperty"]
+)
 
 
 def method_kind(scope: Scope) -> str:
