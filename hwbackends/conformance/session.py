@@ -92,7 +92,7 @@ class Session:
         name = test_id(pyfuncitem)
         declared = tuple(pyfuncitem.function.clauses)
         if getattr(pyfuncitem.function, FRESH_PROCESS, False):
-            self.worker.stop()
+            self.worker.finish()
         callspec = getattr(pyfuncitem, "callspec", None)
         params = dict(callspec.params) if callspec else {}
         function = pyfuncitem.originalname or pyfuncitem.name

@@ -123,12 +123,16 @@ class Worker:
             self._pipe.close()
         self._process = self._pipe = None
 
-    def close(self) -> None:
-        """Let the process end, which it does when its pipe closes, and remove its log."""
+    def finish(self) -> None:
+        """Let the process end by itself, which it does when its pipe closes; `stop` is for one that hangs."""
         if self._pipe is not None and self._process is not None:
             self._pipe.close()
             self._process.join(5)
         self.stop()
+
+    def close(self) -> None:
+        """End the process and remove its log."""
+        self.finish()
         if self._log is not None:
             self._log.unlink(missing_ok=True)
             self._log = None
