@@ -1,9 +1,10 @@
-"""The command ``hwbackends check``: options in, report out, exit status 0 (clean), 1 (findings) or 2 (could not run)."""
+"""The command ``hwbackends check``: options in, report out; exit status 0: clean, 1: findings, 2: could not run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,17 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
             raise ValueError(f"{tree}: no such file or folder")
     selection = _selection(options, config)
     selection.rules()  # an unknown rule is an error before any work
-    baseline_path = options["baseline"] or config.get("baseline")
+    baseline_path: str = options["baseline"] or config.get("baseline") or ""
     if options["update_baseline"] and not baseline_path:
         raise ValueError("--update-baseline wants --baseline FILE")
-    baseline = suppress.read_baseline(baseline_path) if baseline_path else None
+    baseline: Counter[str] = suppress.read_baseline(baseline_path) if baseline_path else Counter()
     outcome = engine.run(trees, _engine_options(options, config))
     if options["update_baseline"]:
-        shown = suppress.apply(outcome.findings, selection, outcome.ignores, suppress.Counter())
+        shown = suppress.apply(outcome.findings, selection, outcome.ignores, Counter())
         suppress.write_baseline(baseline_path, shown.findings)
         click.echo(f"{len(shown.findings)} findings written to {baseline_path}", err=True)
         return 0
-    shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline or suppress.Counter())
+    shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline)
     text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)
     if text:
         click.echo(text)

@@ -287,13 +287,12 @@ class ContractCheck:
     def _defaults(self, hook: Hook, candidate: Candidate) -> Iterator[Finding]:
         for parameter in hook.parameters:
             written = candidate.signature.defaults.get(parameter.name)
-            if None not in (written, parameter.default) and "..." not in (written, parameter.default):
-                if written != parameter.default:
-                    yield self._plain_finding(
-                        "HWB104", "warning", "high", candidate, (parameter.name,),
-                        f"defaults {parameter.name!r} to {written}, the contract to {parameter.default}",
-                        f"write {parameter.name}={parameter.default}",
-                    )  # fmt: skip
+            if written not in (None, "...", parameter.default) and parameter.default is not None:
+                yield self._plain_finding(
+                    "HWB104", "warning", "high", candidate, (parameter.name,),
+                    f"defaults {parameter.name!r} to {written}, the contract to {parameter.default}",
+                    f"write {parameter.name}={parameter.default}",
+                )  # fmt: skip
 
     def _unread(self, hook: Hook, candidate: Candidate, accepted: set[str]) -> Iterator[Finding]:
         scope = self.program.scope(candidate.ref)
@@ -318,10 +317,8 @@ class ContractCheck:
         """Modules that mark functions as this contract's hooks and leave a required one out."""
         required = [hook.name for hook in self.contract.hooks.values() if not hook.optional]
         for file in self.program.files:
-            marked = [
-                s for s in file.facts.scopes
-                if s.kind == "f" and s.name in self.contract.hooks and any(last_name(d) == "hookimpl" for d in s.decorators)
-            ]  # fmt: skip
+            named = [s for s in file.facts.scopes if s.kind == "f" and s.name in self.contract.hooks]
+            marked = [s for s in named if any(last_name(d) == "hookimpl" for d in s.decorators)]
             lacking = [name for name in required if name not in file.facts.scopes[0].bindings]
             if len(marked) > 1 and lacking and file.facts.scopes[marked[0].parent].kind == "m":
                 place = Place(file.path, marked[0].line, marked[0].qualname)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .bind import Passed
-from .infer import NOTHING, Context, Inference, Value, Values, last_name, method_kind
+from .infer import Context, Inference, Value, Values, last_name, method_kind
 from .model import Call, Expr, Scope, Signature
 from .program import Ref
 
-_TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
+_TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "metaclass=ABCMeta"})
 _CHANGING = frozenset(
     [
         "fixture",
@@ -299,9 +299,9 @@ class Dispatcher:
         return _unique([c._replace(exact=value[2]) for owner in owners for c in self._constructor(owner)])
 
     def _constructor(self, owner: Ref) -> list[Candidate]:
-        if any(name.startswith(("metaclass", "**")) for name in self._all_external(owner)):
-            if not any("ABCMeta" in name for name in self._all_external(owner)):
-                return []
+        outside = set(self._all_external(owner)) - {"metaclass=ABCMeta"}
+        if any(name.startswith(("metaclass", "**")) for name in outside):
+            return []
         for item in self.program.mro(owner):
             scope = self.program.scope(item)
             for name in ("__init__", "__new__"):
@@ -310,10 +310,10 @@ class Dispatcher:
                     if written is None or written[0] != "F":
                         return []
                     return self._function((member.owner[0], written[1]), 1, owner)
-            generated = self._generated_signature(item, owner)
+            generated = self._generated_signature(item)
             if generated is not None:
                 return [Candidate(item, generated, 0, owner, False)]
-            if _record_kind(scope) == "unknown" or self.program.external.get(item, NOTHING) - _TRANSPARENT_BASES:
+            if _record_kind(scope) == "unknown" or self.program.external.get(item, frozenset()) - _TRANSPARENT_BASES:
                 return []
         if _decorated(self.program.scope(owner)):
             return []
@@ -322,19 +322,18 @@ class Dispatcher:
     def _all_external(self, owner: Ref) -> Iterable[str]:
         return (name for item in self.program.mro(owner) for name in self.program.external.get(item, ()))
 
-    def _generated_signature(self, item: Ref, owner: Ref) -> Signature | None:
-        kind = _record_kind(self.program.scope(item))
-        outside = self.program.external.get(item, frozenset())
-        if "NamedTuple" in outside or "Struct" in outside:
-            kind = "record"
-        if kind != "record":
-            if any("Struct" in self.program.external.get(base, ()) for base in self.program.mro(item)):
-                kind = "record"
-            else:
-                return None
+    def _generated_signature(self, item: Ref) -> Signature | None:
+        if _record_kind(self.program.scope(item)) != "record" and not self._record_by_base(item):
+            return None
         if item not in self._generated:
             self._generated[item] = self._record_signature(item)
         return self._generated[item]
+
+    def _record_by_base(self, item: Ref) -> bool:
+        """A NamedTuple, or a Struct of msgspec, whose subclasses are records too."""
+        if "NamedTuple" in self.program.external.get(item, ()):
+            return True
+        return any("Struct" in self.program.external.get(base, ()) for base in self.program.mro(item))
 
     def _record_signature(self, item: Ref) -> Signature | None:
         """Fields of the class and its record bases, bases first; a redeclared field keeps its place."""
@@ -342,11 +341,8 @@ class Dispatcher:
         for base in reversed(self.program.mro(item)):
             scope = self.program.scope(base)
             kw_only = _keyword_only(scope)
-            if _record_kind(scope) != "record" and not scope.class_keywords and base != item:
-                if not any(n in self.program.external.get(base, ()) for n in ("NamedTuple", "Struct")) and not any(
-                    "Struct" in self.program.external.get(b, ()) for b in self.program.mro(base)
-                ):
-                    continue
+            if base != item and _record_kind(scope) != "record" and not self._record_by_base(base):
+                continue
             for name, has_default, init, head in scope.fields:
                 if head == "KW_ONLY" and name == "_":
                     kw_only = True

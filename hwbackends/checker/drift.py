@@ -28,13 +28,13 @@ class Verdict(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """A definition that rejects a call, among those that accept it and ``count`` that do not."""
+    """A definition that rejects a call, among those that accept it and ``rejecting`` that do not."""
 
     file: int
     call: Call
     verdict: Verdict
     accepting: tuple[Verdict, ...]
-    count: int
+    rejecting: int
     complete: bool
     untyped: bool  # the candidates were found by name alone
     hardware: bool  # the definition is written for one kind of hardware
@@ -356,7 +356,8 @@ class Drift:
             return self.rules_out(test[1], not holds, candidate, call, context, mismatch)
         if test[0] == "=" and test[1] in ("In", "NotIn") and test[2][0] == "s" and _asks_signature(test[3]):
             has = test[2][1] in (*candidate.signature.positional, *candidate.signature.kwonly)
-            return has != (holds == (test[1] == "In"))
+            asked: bool = holds == (test[1] == "In")
+            return has != asked
         if holds and mismatch.rejects and _mentions(test, mismatch.unknown):
             return True
         known = self._flag(test, candidate, call)
@@ -439,10 +440,10 @@ class Drift:
     # -- findings -----------------------------------------------------------------------------------------------
 
     def findings(self, weighed: list[tuple[Rejection, str]]) -> list[Finding]:
-        """One finding for a definition and a call; one for a call alone where many definitions, or a guess, reject it."""
+        """One finding for a definition and a call; one for the call where many definitions, or a guess, reject it."""
         grouped: dict[tuple[object, ...], list[tuple[Rejection, str]]] = defaultdict(list)
         for item, level in weighed:
-            alone = () if item.untyped or item.count > 6 else (item.verdict.target.ref,)
+            alone = () if item.untyped or item.rejecting > 6 else (item.verdict.target.ref,)
             grouped[(item.file, item.call.line, item.call.func, level, *alone)].append((item, level))
         return [self.finding([item for item, _ in group], group[0][1]) for group in grouped.values()]
 
@@ -484,11 +485,11 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "low"
     if not item.accepting:
         if item.untyped:
-            return "medium" if sites < 3 and item.count > 1 and _mostly_known(item) else "low"
+            return "medium" if sites < 3 and item.rejecting > 1 and _mostly_known(item) else "low"
         return "high" if item.complete else "medium"
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
-    outnumbered = len(item.accepting) >= 3 * item.count
+    outnumbered = len(item.accepting) >= 3 * item.rejecting
     if sites > 4 and not (behind and outnumbered and (item.hardware or accepted >= sites)):
         return "low"
     if sites > 2 and accepted < (1 if behind else sites) and not (behind and item.hardware):
@@ -501,7 +502,7 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "low"
     declared = [other for other in item.accepting if other.candidate.declared]
     likeness = max(similarity(target, other.target) for other in declared or item.accepting)
-    if likeness < 0.5 or (item.count > 3 and item.count > len(item.accepting)):
+    if likeness < 0.5 or (item.rejecting > 3 and item.rejecting > len(item.accepting)):
         return "low"
     return "high" if item.complete and likeness >= 0.6 else "medium"
 

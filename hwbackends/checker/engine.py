@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 def run(roots: list[str], options: Options) -> Outcome:
-    """Check all trees together, without the garbage collector: nothing here forms circles, and it would walk them all."""
+    """Check all trees together; without the garbage collector, which would walk all facts again and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:

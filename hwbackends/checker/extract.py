@@ -239,9 +239,7 @@ class Extractor:
         for part in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
             self.walk(part)
         index = len(self.scopes)
-        keywords = tuple(
-            f"{k.arg}={k.value.value}" if isinstance(k.value, ast.Constant) else (k.arg or "**") for k in node.keywords
-        )
+        keywords = tuple(_class_keyword(keyword) for keyword in node.keywords)
         self.scopes.append(
             Scope(
                 "c",
@@ -256,7 +254,7 @@ class Extractor:
                 class_keywords=keywords,
                 attributes={},
                 fields=_fields(node.body),
-            )  # fmt: skip
+            )
         )
         self._bind(node.name, node.lineno, ("K", index))
         saved = self.scope, self.guard
@@ -822,6 +820,13 @@ def _fields(body: list[ast.stmt]) -> tuple[tuple[str, bool, bool, str], ...]:
             kw_only = isinstance(options.get("kw_only"), ast.Constant) and not _is_false(options.get("kw_only"))
         found.append((statement.target.id, has_default, init, "KW_ONLY" if kw_only else name))
     return tuple(found)
+
+
+def _class_keyword(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        return "**"
+    value = keyword.value.value if isinstance(keyword.value, ast.Constant) else _callee_name(keyword.value)
+    return f"{keyword.arg}={value!s}"
 
 
 def _is_false(node: ast.expr | None) -> bool:

@@ -246,7 +246,7 @@ class Inference:
         if not earlier:
             return [b for b in usable if b[0] >= line]
         found: list[Binding] = []
-        for binding in reversed(sorted(earlier, key=lambda b: b[0])):
+        for binding in sorted(earlier, key=lambda b: b[0])[::-1]:
             found.append(binding)
             if self._inside(file, binding[1], guard):
                 break

@@ -83,11 +83,12 @@ class Scope(NamedTuple):
     # classes
     bases: tuple[Expr | None, ...] = ()
     class_keywords: tuple[str, ...] = ()
-    attributes: dict[str, list[tuple[int, int, Expr | None]]] = {}  # self.x = ...: (function scope, guard, value)
+    # self.x = ...: (function scope, guard, value)
+    attributes: dict[str, list[tuple[int, int, Expr | None]]] = {}  # noqa: RUF012 (replaced by each class)
     fields: tuple[tuple[str, bool, bool, str], ...] = ()  # annotated: (name, has default, init, annotation head)
     # functions
     signature: Signature | None = None
-    returns: list[tuple[int, Expr | None]] = []
+    returns: list[tuple[int, Expr | None]] = []  # noqa: RUF012 (replaced by each function)
     return_annotation: Expr | None = None
     stub: bool = False
     unread: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ class Problem(NamedTuple):
 def dump(facts: FileFacts) -> bytes:
     """Facts as bytes; an order of magnitude cheaper than pickle for this many small tuples."""
     scopes = [
-        tuple(scope)[:12] + (tuple(scope.signature) if scope.signature else None,) + tuple(scope)[13:]
+        (*tuple(scope)[:12], tuple(scope.signature) if scope.signature else None, *tuple(scope)[13:])
         for scope in facts.scopes
     ]
     return marshal.dumps((scopes, facts.calls, facts.guards, facts.patches, facts.ignores))

@@ -35,7 +35,7 @@ def of_definition(parts: tuple[str, ...], class_name: str) -> str | None:
 
 
 def of_condition(test: Expr | None) -> frozenset[str]:
-    """The hardware that a test asks for: ``is_npu()``, ``_is_hip``, ``device == "xpu"``; empty where it asks for none."""
+    """The hardware that a test asks for, as ``is_npu()``, ``_is_hip`` or ``device == "xpu"``; empty for none."""
     if test is None:
         return frozenset()
     if test[0] == "c":

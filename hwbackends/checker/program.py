@@ -12,7 +12,9 @@ from .model import Binding, Expr, FileFacts, Guard, Scope
 # A definition's address: the index of its file, then of its scope in that file.
 Ref = tuple[int, int]
 
-_PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "Module", "Enum", "Exception", "NamedTuple"})
+_PLAIN_BASES = frozenset(
+    {"metaclass=ABCMeta", "object", "ABC", "Protocol", "Generic", "Module", "Enum", "Exception", "NamedTuple"}
+)
 _TEST_PARTS = frozenset({"test", "tests", "testing", "benchmark", "benchmarks"})
 
 

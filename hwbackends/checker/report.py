@@ -66,8 +66,7 @@ def as_sarif(shown: Shown, outcome: Outcome) -> str:
     ]  # fmt: skip
     order = list(RULES)
     results = [_sarif_result(finding, order) for finding in shown.findings]
-    driver = {"name": "hwbackends check", "informationUri": "https://github.com/hwbackends/hwbackends", "rules": rules}
-    del driver["informationUri"]
+    driver = {"name": "hwbackends check", "rules": rules}
     run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2)

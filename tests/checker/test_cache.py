@@ -9,7 +9,7 @@ from hwbackends.checker.engine import Options, Outcome, run
 from tests.checker.trees import write
 
 FILES = {
-    "base.py": "class Base:\n    def m(self, x, y=None):\n        return x, y\n    def go(self):\n        self.m(1, y=2)\n",
+    "base.py": "class Base:\n    def m(self, x, y=None):\n        return x, y\n    def go(self):\n        self.m(1, y=2)\n",  # noqa: E501
     "sub.py": "from base import Base\nclass Sub(Base):\n    def m(self, x):\n        return x\n",
 }
 

@@ -36,15 +36,15 @@ def contract(tmp_path: Path) -> Path:
 FORMS = {
     "a method": "class Npu:\n    def update_state_after_verify(self, {p}):\n        return {r}\n",
     "a class nested in a function": (
-        "def make():\n    class Npu:\n        def update_state_after_verify(self, {p}):\n            return {r}\n    return Npu\n"
+        "def make():\n    class Npu:\n        def update_state_after_verify(self, {p}):\n            return {r}\n    return Npu\n"  # noqa: E501
     ),
     "a class built in __new__": (
-        "class Outer:\n    def __new__(cls):\n        class Npu:\n            def update_state_after_verify(self, {p}):\n"
+        "class Outer:\n    def __new__(cls):\n        class Npu:\n            def update_state_after_verify(self, {p}):\n"  # noqa: E501
         "                return {r}\n        return Npu()\n"
     ),
     "an async method": "class Npu:\n    async def update_state_after_verify(self, {p}):\n        return {r}\n",
     "a decorated method": (
-        "import functools\nclass Npu:\n    @functools.lru_cache\n    def update_state_after_verify(self, {p}):\n        return {r}\n"
+        "import functools\nclass Npu:\n    @functools.lru_cache\n    def update_state_after_verify(self, {p}):\n        return {r}\n"  # noqa: E501
     ),
     "an assignment that replaces a method": (
         "class Npu:\n    pass\ndef other(self, {p}):\n    return {r}\nNpu.update_state_after_verify = other\n"
@@ -52,7 +52,7 @@ FORMS = {
     "an assignment in the class body": (
         "def other(self, {p}):\n    return {r}\nclass Npu:\n    update_state_after_verify = other\n"
     ),
-    "setattr": "class Npu:\n    pass\ndef other(self, {p}):\n    return {r}\nsetattr(Npu, 'update_state_after_verify', other)\n",
+    "setattr": "class Npu:\n    pass\ndef other(self, {p}):\n    return {r}\nsetattr(Npu, 'update_state_after_verify', other)\n",  # noqa: E501
     "a class built by type()": (
         "def other(self, {p}):\n    return {r}\nNpu = type('Npu', (), {{'update_state_after_verify': other}})\n"
     ),
@@ -118,7 +118,7 @@ def test_calls_that_fit_are_silent(tmp_path: Path, contract: Path) -> None:
 
 
 def test_a_definition_may_not_require_what_callers_may_omit(tmp_path: Path, contract: Path) -> None:
-    source = "class Npu:\n    def init_metadata_out_graph(self, forward_batch, in_capture):\n        return forward_batch, in_capture\n"
+    source = "class Npu:\n    def init_metadata_out_graph(self, forward_batch, in_capture):\n        return forward_batch, in_capture\n"  # noqa: E501
     found = shown(write(tmp_path / "tree", {"npu.py": source}), contract=contract)
     assert brief(found) == {("HWB102", "Npu.init_metadata_out_graph", ("in_capture",))}
 
@@ -150,7 +150,7 @@ def test_a_parameter_only_swallowed_by_an_unread_catch_all_is_lacking(tmp_path: 
 
 
 def test_an_unread_parameter_is_found_when_selected(tmp_path: Path, contract: Path) -> None:
-    source = f"class Npu:\n    def update_state_after_verify(self, {GOOD}):\n        return self.metadata[steps], track_indices\n"
+    source = f"class Npu:\n    def update_state_after_verify(self, {GOOD}):\n        return self.metadata[steps], track_indices\n"  # noqa: E501
     tree = write(tmp_path / "tree", {"npu.py": source})
     assert not shown(tree, contract=contract)
     found = shown(tree, contract=contract, selection=Selection(select=("HWB107",)))
@@ -161,7 +161,7 @@ def test_a_plugin_module_without_a_required_hook_is_found(tmp_path: Path, contra
     extra = "      - name: clear_all_slots\n        optional: false\n        parameters: []\n"
     longer = write(tmp_path / "contracts", {"longer.yaml": CONTRACT.rstrip() + "\n" + extra})
     source = (
-        "from x import hookimpl\n@hookimpl\ndef update_state_after_verify(steps, track_indices=None, req_pool_indices=None):\n"
+        "from x import hookimpl\n@hookimpl\ndef update_state_after_verify(steps, track_indices=None, req_pool_indices=None):\n"  # noqa: E501
         "    return steps, track_indices, req_pool_indices\n"
         "@hookimpl\ndef init_metadata_out_graph(batch, in_capture=False):\n    return batch, in_capture\n"
     )

@@ -1,4 +1,4 @@
-"""Drift mode: each way in which a real fault hid, as a small tree. The faulty tree is found, the repaired one silent."""
+"""Drift mode: each way in which a real fault hid, as a small tree."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_an_untyped_receiver_is_judged_by_a_telling_name_of_one_family(tmp_path:
 
 def test_one_finding_lists_all_overrides_that_reject_an_untyped_call(tmp_path: Path) -> None:
     overrides = "\n".join(
-        f"class C{n}(Base):\n    def update_verify_state(self, steps{', rows=None' if n > 2 else ''}):\n        return {n}\n"
+        f"class C{n}(Base):\n    def update_verify_state(self, steps{', rows=None' if n > 2 else ''}):\n        return {n}\n"  # noqa: E501
         for n in range(7)
     )
     base = "class Base:\n    def update_verify_state(self, steps, rows=None):\n        return rows\n"
