@@ -32,6 +32,12 @@ if not NPU and not torch.cuda.is_available():  # triton reads it when it is firs
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TORCH, TRITON = ("ascend", "npu"), ("ascend in the triton tier", "npu" if NPU else "cpu")
 """What a `Lab` is made with in each lane."""
+NO_TRITON = ""
+"""Why the triton tier has no lane here."""
+if NPU and tier.triton_ascend() is None:
+    NO_TRITON = "triton-ascend is not installed"
+elif not NPU and not INTERPRETED:
+    NO_TRITON = "triton compiles for a GPU in this process: run tests/ascend alone with TRITON_INTERPRET=1"
 FOLDER = Path(__file__).parent
 LAYOUTS = ["window", "ring", "lazy"]
 
@@ -47,14 +53,13 @@ def triton_hooks() -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark this folder; without an NPU a triton that is not interpreting has no lane."""
+    """Mark this folder, and skip the triton tier where it has no lane."""
     for item in items:
         if FOLDER not in item.path.parents:
             continue
         item.add_marker(pytest.mark.npu)
-        if item.path.name.startswith("test_triton") and not (NPU or INTERPRETED):
-            reason = "triton compiles for a GPU in this process: run tests/ascend alone with TRITON_INTERPRET=1"
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.path.name.startswith("test_triton") and NO_TRITON:
+            item.add_marker(pytest.mark.skip(reason=NO_TRITON))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
