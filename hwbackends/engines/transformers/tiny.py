@@ -88,6 +88,8 @@ _LFM2: dict[str, Any] = {
     "conv_L_cache": 3,
     "conv_bias": True,
     "block_auto_adjust_ff_dim": False,
+    # with a tied head a small random model soon repeats one token, which hides a wrong state
+    "tie_word_embeddings": False,
     "full_attn_idxs": [1, 3],
     "initializer_range": 0.1,
     "bos_token_id": None,

@@ -53,7 +53,7 @@ def test_prompt_lookup_gives_the_stock_tokens(name: str, layout: str) -> None:
 @layouts
 def test_an_assistant_that_is_often_right_gives_the_stock_tokens(name: str, layout: str) -> None:
     """The assistant is the model with a little noise in its head, so that some drafts are kept and some taken back."""
-    model = tiny_model(name, seed=3, tie_word_embeddings=False)
+    model = tiny_model(name, seed=3)
     prompt = torch.tensor([PROMPTS[5]])
     stock = copy.deepcopy(model).generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
     assistant = copy.deepcopy(model)

@@ -239,8 +239,8 @@ def test_the_n_gram_drafter_changes_no_token(name: str) -> None:
 
 
 def repetitive_model() -> Any:
-    """A model whose layers whisper: its answers repeat themselves, as those of trained models often do."""
-    model = tiny_model("lfm2", seed=3)
+    """A tied model whose layers whisper: its answers repeat themselves, as those of trained models often do."""
+    model = tiny_model("lfm2", seed=3, tie_word_embeddings=True)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "out_proj" in key or "w2" in key:
