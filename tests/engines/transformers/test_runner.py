@@ -118,7 +118,7 @@ def test_requests_may_join_and_leave_at_any_step(events: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=1500)
+@settings(max_examples=400)
 @given(EVENTS)
 def test_requests_may_join_and_leave_at_any_step_at_length(events: dict[str, Any]) -> None:
     serve_events(events)
