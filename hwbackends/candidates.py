@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from types import ModuleType
 from typing import Any
 
@@ -90,20 +90,54 @@ def discover(points: Iterable[EntryPoint] | None = None, contract: Contract | No
         contract: the contract that manifests are held against.
     """
     contract = contract or load_contract()
-    unique = {_identity(point): point for point in (entry_points(group=GROUP) if points is None else points)}
-    found = [_describe(point, contract) for point in unique.values()]
+    given, unreadable = (list(points), []) if points is not None else _installed()
+    unique = {_identity(point): point for point in given}
+    found = [_describe(point, contract) for point in unique.values()] + unreadable
     names = [candidate.name for candidate in found]
     marked = [_duplicate(c, found) if names.count(c.name) > 1 else c for c in found]
     return tuple(sorted(marked, key=lambda candidate: (candidate.name, candidate.distribution)))
 
 
+def _installed() -> tuple[list[EntryPoint], list[Candidate]]:
+    """Entry points of the installed packages, and a broken candidate for each package whose list cannot be read."""
+    try:
+        return list(entry_points(group=GROUP)), []
+    except Exception:  # one malformed entry_points.txt makes the whole call fail: read them one by one
+        return _one_by_one()
+
+
+def _one_by_one() -> tuple[list[EntryPoint], list[Candidate]]:
+    points: list[EntryPoint] = []
+    unreadable: list[Candidate] = []
+    seen: set[str] = set()
+    for package in distributions():
+        name, version = _package(package)
+        if name.lower() in seen:  # the first on the path hides the others, as in an import
+            continue
+        seen.add(name.lower())
+        try:
+            points += package.entry_points.select(group=GROUP)
+        except Exception as error:
+            if GROUP in (package.read_text("entry_points.txt") or ""):
+                reason = f"its entry_points.txt cannot be read: {type(error).__name__}: {error}"
+                hint = "reinstall or uninstall the package"
+                unreadable.append(_broken(Candidate(name, "", name, version), reason, hint, error))
+    return points, unreadable
+
+
+def _package(distribution: Distribution | None) -> tuple[str, str]:
+    """Name and version of a distribution; empty where its metadata is damaged."""
+    metadata: Any = distribution.metadata if distribution is not None else {}
+    return str(metadata.get("Name") or ""), str(metadata.get("Version") or "")
+
+
 def _identity(point: EntryPoint) -> tuple[str, str, str]:
-    return point.name, point.value, point.dist.name if point.dist else ""
+    return point.name, point.value, _package(point.dist)[0]
 
 
 def _describe(point: EntryPoint, contract: Contract) -> Candidate:
     """What the entry point and the manifest alone say."""
-    name, version = (point.dist.name, point.dist.version) if point.dist else ("", "")
+    name, version = _package(point.dist)
     candidate = Candidate(point.name, point.value, name, version)
     try:
         manifest = read_manifest(find_manifest(candidate.module))

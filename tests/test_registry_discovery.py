@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 
+import pytest
+
+from hwbackends import candidates
 from hwbackends.candidates import State, discover, probe
 from tests.fake_plugins import MANIFEST, Site, plugin_source
 
@@ -134,3 +138,44 @@ def test_a_manifest_is_found_beside_a_single_module(site: Site) -> None:
     site.packages.append("lonely")
     (found,) = map(probe, discover())
     assert found.state is State.AVAILABLE
+
+
+def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install("good")
+    for name, text in (("damaged", "[hwbackends.backends]\nno equals sign\n"), ("unrelated", "[other]\nnone\n")):
+        folder = site.folder / f"{name}-1.5.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+        (folder / "entry_points.txt").write_text(text)
+    monkeypatch.setattr(candidates, "entry_points", metadata.entry_points)
+    found = {candidate.name: candidate for candidate in discover()}
+    assert found["good"].state is State.FOUND
+    assert found["damaged"].state is State.BROKEN
+    assert (found["damaged"].distribution, found["damaged"].version) == ("damaged", "1.5")
+    assert "its entry_points.txt cannot be read" in found["damaged"].reason
+    assert "unrelated" not in found
+    assert "reference" in found
+
+
+def test_a_package_that_is_twice_on_the_path_counts_once_also_when_read_one_by_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install("good")
+
+    def fail(group: str) -> None:
+        raise TypeError(group)
+
+    monkeypatch.setattr(candidates, "entry_points", fail)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site.folder)])
+    assert [candidate.state for candidate in discover() if candidate.name == "good"] == [State.FOUND]
+
+
+def test_a_package_without_metadata_is_a_candidate_of_an_unknown_package(site: Site) -> None:
+    site.install("good")
+    site.install("nameless", distribution="nameless-dist", version="2.5")
+    (site.folder / "nameless_dist-2.5.dist-info" / "METADATA").unlink()
+    found = {candidate.name: candidate for candidate in discover()}
+    assert found["nameless"].package == "unknown distribution"
+    assert found["nameless"].state is State.FOUND
