@@ -14,6 +14,8 @@ last plain launch can have written: weights, the step's metadata, and the histor
 (launch.py) keeps that rule. Every program waits, also one with nothing to do: a kernel that skipped the wait could
 complete before its predecessor and let its own successor start too early.
 """
+# Tuples of tensors grow by +: triton's compiler knows neither unpacking nor a conditional expression of tensors.
+# ruff: noqa: RUF005, SIM108
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Triton kernel of the fused epilogue: conv, add to the residual stream, RMSNorm in one launch, for decode and verify.
 Device code only; load order and dependent launch follow the rules in kernels_conv.py."""
+# Tuples of tensors grow by +: triton's compiler knows no unpacking.
+# ruff: noqa: RUF005
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def draft(requests: int, dim: int) -> tuple[int, int]:
 
 EXTEND = (
     (1 << 21, (1024, 8, 4)),
-    (1 << 24, (256, 8, 2)),
-    (1 << 62, (256, 16, 2)),
+    (1 << 24, (512, 8, 4)),
+    (1 << 62, (256, 8, 2)),
 )
 """Elements of x up to which a choice holds: channels per program, tokens per program, warps."""
 
