@@ -235,8 +235,6 @@ def command(*arguments: str) -> list[str]:
         "-c",
         "from hwbackends.cli import main; main()",
         "demo",
-        "--backend",
-        "reference",
         *arguments,
     ]
 
@@ -253,7 +251,7 @@ def test_a_missing_package_says_how_to_get_it(package: str) -> None:
 
 
 def test_control_c_leaves_no_traceback() -> None:
-    arguments = command("--requests", "256", "--draft", "0")
+    arguments = command("--requests", "256", "--draft", "0", "--backend", "reference")
     terminal = {**os.environ, "FORCE_COLOR": "1"}  # the progress bar shows itself before it is done
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=terminal) as process:
@@ -269,12 +267,12 @@ def test_control_c_leaves_no_traceback() -> None:
     assert err.rstrip().endswith("interrupted")
 
 
-@pytest.mark.parametrize("model", ["inkling", "lfm2"])
-def test_the_emulated_device_sees_no_host_sync_in_the_model(model: str) -> None:
+@pytest.mark.parametrize(("model", "backend"), [("inkling", "ascend"), ("lfm2", "reference")])
+def test_the_emulated_device_sees_no_host_sync_in_the_model(model: str, backend: str) -> None:
     """In a process of its own: emulation cannot be undone."""
-    arguments = command("--emulate", "--requests", "4", "--model", model, "--json")
+    arguments = command("--emulate", "--requests", "4", "--model", model, "--backend", backend, "--json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["device"], found["emulated"], failed(found)) == ("npu:0", True, set())
+    assert (found["backend"], found["device"], failed(found)) == (backend, "npu:0", set())
