@@ -86,7 +86,7 @@ def describe(model: nn.Module) -> ModelSpec:
     architecture = type(model).__name__
     if architecture not in SUPPORTED:
         wanted = f"one of {', '.join(SUPPORTED)}"
-        raise UnsupportedError("engines.transformers", "model", architecture, wanted, "see docs/engines.md")
+        raise UnsupportedError("engines.transformers", "model", architecture, wanted, "see docs/transformers.md")
     argument = cache_argument(model)
     config: Any = model.config
     if architecture == "InklingForCausalLM":
