@@ -50,8 +50,9 @@ lint: $(LINTERS) ## formatting, lint, types, and which part may import which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: $(INSTALLED) ## hold this tree's own hooks and calls against the contract
-	$(BIN)/hwbackends check hwbackends
+check: $(INSTALLED) ## hold this tree's own hooks against the contract, and every call against its definition
+	$(BIN)/hwbackends check hwbackends examples
+	$(BIN)/hwbackends check hwbackends tests examples --drift
 
 lowering: ## lower every Ascend kernel with the vendor's compiler, in an environment of its own (Python 3.11)
 	PYTHON=$(PYTHON) tools/lowering/run.sh

@@ -36,6 +36,7 @@ _CHANGING = frozenset(
         "custom_vjp",
         "parametrize",
         "pass_context",
+        "composite",
     ]
 )
 _KEEPING = frozenset(
