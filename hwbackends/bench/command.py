@@ -30,7 +30,7 @@ def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) ->
     results = Session(peer, quick, only).run()
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "table.md").write_text(report.table(results))
+    (out / "tables.md").write_text(report.document(results))
     try:
         report.plot(results, out / "plot.png")
     except ModuleNotFoundError:
