@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from . import platforms
+from . import platforms, workers
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
 from .findings import Finding, Place, ordinal
@@ -75,12 +75,9 @@ class Drift:
 
     # -- one call -----------------------------------------------------------------------------------------------
 
-    def check(self) -> list[Finding]:
+    def check(self, jobs: int = 1) -> list[Finding]:
         """All calls; a rejection is weighed once all of them are known."""
-        rejections: list[Rejection] = []
-        for index in range(len(self.program.files)):
-            for raw in self.program.files[index].facts.calls:
-                rejections += self.check_call(index, Call._make(raw))
+        rejections = self.collect(range(len(self.program.files))) if jobs < 2 else self._collect_in_processes(jobs)
         sites: dict[Ref, set[tuple[int, int]]] = defaultdict(set)
         for item in rejections:
             sites[item.verdict.target.ref].add((item.file, item.call.line))
@@ -89,6 +86,31 @@ class Drift:
             ref = item.verdict.target.ref
             weighed.append((item, confidence(item, len(sites[ref]), self.accepted[ref])))
         return self.findings(self._thinned(weighed))
+
+    def collect(self, files: Iterable[int]) -> list[Rejection]:
+        """The rejections of the calls in some files."""
+        found: list[Rejection] = []
+        for index in files:
+            for raw in self.program.files[index].facts.calls:
+                found += self.check_call(index, Call._make(raw))
+        return found
+
+    def _collect_in_processes(self, jobs: int) -> list[Rejection]:
+        """Deal the files out to copies of this process; what each finds is put back in the order of the files."""
+        global _shared
+        _shared = self
+        found: list[Rejection] = []
+        try:
+            with workers.pool(jobs - 1) as pool:
+                parts = [pool.submit(_collect_part, number, jobs) for number in range(1, jobs)]
+                found += self.collect(range(0, len(self.program.files), jobs))
+                for part in parts:
+                    rejections, accepted = part.result()
+                    found += rejections
+                    self.accepted.update(accepted)
+        finally:
+            _shared = None
+        return sorted(found, key=lambda item: (item.file, item.call.line))
 
     def _thinned(self, weighed: list[tuple[Rejection, str]]) -> list[tuple[Rejection, str]]:
         """One call stands for all where a definition rejects many calls for the same reason."""
@@ -629,7 +651,19 @@ def _parts(test: Expr) -> Iterator[Expr]:
             yield from (part for part in item if isinstance(part, tuple) and part)
 
 
+# The checker whose copies the workers are.
+_shared: Drift | None = None
+_WORTH_FORKING = 20_000
+
+
+def _collect_part(number: int, jobs: int) -> tuple[list[Rejection], Counter[Ref]]:
+    assert _shared is not None
+    return _shared.collect(range(number, len(_shared.program.files), jobs)), _shared.accepted
+
+
 def check_drift(program: Program, jobs: int = 1) -> list[Finding]:
     """All findings of drift mode, in order of place."""
-    found = {finding.sort_key: finding for finding in Drift(program).check()}
+    large = sum(len(file.facts.calls) for file in program.files) > _WORTH_FORKING
+    findings = Drift(program).check(jobs if large and workers.can_fork() else 1)
+    found = {finding.sort_key: finding for finding in findings}
     return [found[key] for key in sorted(found, key=repr)]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import multiprocessing
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-from . import cache, files, model
+from . import cache, files, model, workers
 from .contract import HookContract, check_contract
 from .drift import check_drift
 from .extract import extract
@@ -134,7 +132,7 @@ def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterable[tu
         return parse_files(paths, tops)
     found: list[tuple[str, bytes | Problem]] = []
     try:
-        with _pool(jobs) as pool:
+        with workers.pool(jobs) as pool:
             for part in pool.map(parse_files, chunks, [tops] * len(chunks)):
                 found += part
     except BrokenProcessPool:
@@ -143,18 +141,12 @@ def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterable[tu
     return found
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    """Forked workers where the system can: they start at once and share what is imported."""
-    kind = "fork" if "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context(kind))
-
-
 def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
     """After a worker died: find the file that the interpreter cannot survive, and say so."""
     found: list[tuple[str, bytes | Problem]] = []
     for path in paths:
         try:
-            with _pool(1) as pool:
+            with workers.pool(1) as pool:
                 found += pool.submit(parse_files, [path], tops).result()
         except BrokenProcessPool:
             found.append((path, Problem(path, 1, "ends the parser's process")))
