@@ -15,6 +15,7 @@ from torch import Tensor
 from hwbackends.bench import sizes, timing
 from hwbackends.bench.ours import Bench, random, rotating, taps
 from hwbackends.bench.sizes import DIM, DRAFTS, HISTORY, KV_DIM, LAYERS, STREAMS, WIDTH
+from hwbackends.registry import load
 
 EPS = 1e-6
 
@@ -42,6 +43,8 @@ class Case:
 
 
 Peer = Any
+TORCH = "torch (reference)"
+"""The same hook in plain torch ops."""
 
 
 def both(peer: Peer, work: timing.Work, count: int) -> Iterator[Contender]:
@@ -173,6 +176,10 @@ def decode(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_decode(x[i], weights[i], None, states[i], view, None, True), count)
     )
+    torch_hook = load("reference", "cuda").conv_decode
+    case.contenders.append(
+        Contender(TORCH, lambda i: torch_hook(x[i], weights[i], None, states[i], view, None, True), min(count, 32))
+    )
     if peer:
         slots, mask = view.cache_indices.clone(), torch.ones(batch, 1, 1, dtype=torch.bool, device="cuda")
         cache = rotating(count, batch + 1, HISTORY, DIM)
@@ -231,6 +238,10 @@ def extend(hooks: Any, peer: Peer, tokens: int) -> Case:
     states = [bench.pool.conv_state("attn", i) for i in range(count)]
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_extend(x[i], weights[i], None, states[i], view, None, True), count)
+    )
+    torch_hook = load("reference", "cuda").conv_extend
+    case.contenders.append(
+        Contender(TORCH, lambda i: torch_hook(x[i], weights[i], None, states[i], view, None, True), min(count, 8))
     )
     if peer:
         meta = theirs_extend(peer, bench, step, tokens)
