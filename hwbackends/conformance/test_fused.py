@@ -14,7 +14,7 @@ from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import cases, clauses
 from hwbackends.conformance.test_tolerance import random_histories, random_numbers, random_weights
 
-DIM, EPS = 37, 1e-5
+DIM, EPS = 37, 0.75  # large enough that leaving it out, or adding it elsewhere, shows in 16 bits
 FUSED = {"decode": "fused_decode_add_rmsnorm", "target_verify": "fused_target_verify_add_rmsnorm"}
 REQUESTS = [Req(3, length=7), Req(-1), Req(1, length=2), Req(0), Req(9, length=12)]
 FORMS = [
