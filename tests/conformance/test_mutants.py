@@ -1,5 +1,5 @@
-"""The kit against deliberately wrong backends: each turns its clauses red, and none outside its list. The faults that the
-project was started for run here, in the quick lane; `make mutants` runs all of them and keeps the result."""
+"""The kit against deliberately wrong backends: each turns its clauses red, and none outside its list. The faults that
+the project was started for run here, in the quick lane; `make mutants` runs all of them and keeps the result."""
 
 from __future__ import annotations
 
