@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,15 +35,16 @@ def update_mamba_state_after_mtp_verify(
         draft_indices,
     )
     checks.commit(pool, *given)
+    tracks = mamba_track_indices is not None
+    conv = pool.layout == "window" or tracks
+    if not req_pool_indices.shape[0] or not (conv or pool.ssm_state is not None):
+        return
     if not _served(pool):
         torch_commit.update_mamba_state_after_mtp_verify(pool, *given)
         return
-    tracks = mamba_track_indices is not None
-    if not req_pool_indices.shape[0]:
-        return
-    indices = [given[0] if tensor is None else tensor for tensor in launch.indices(*given)]
+    indices = launch.indices(*given)
     flags = {"V2P": pool.mamba_v2p_table is not None, "DRAFTS": draft_indices is not None, "TRACK": tracks}
-    if pool.layout == "window" or tracks:
+    if conv:
         drafts = pool.draft_storages() if pool.layout == "window" else pool.storages()
         for state, rows in zip(pool.storages(), drafts, strict=True):
             _commit_conv(pool, state, rows, indices, flags)
@@ -69,7 +71,7 @@ def _commit_conv(
 
 def _commit_ssm(pool: StatePool, state: Tensor, steps: Tensor, indices: list[Any], flags: dict[str, bool]) -> None:
     requests, last, track, track_steps, _, drafts = indices
-    size = state[0, 0].numel()
+    size = math.prod(state.shape[2:])
     channels = launch.blocks(size, variants.SSM_BLOCK)
     items = channels * requests.shape[0] * pool.num_layers
     kernels_commit.commit_ssm_kernel[launch.grid(items)](
@@ -87,8 +89,8 @@ def _served(pool: StatePool) -> bool:
     return (
         pool.width in variants.WIDTHS
         and all(tensor.dtype in _FLOATS for tensor in [*conv, *ssm])
-        and launch.fits(*(tensor[0] for tensor in conv))
-        and all(tensor[0, 0, ...].is_contiguous() for tensor in ssm)
+        and launch.fits(*conv, behind=2)
+        and all(launch.packed(tensor, behind) for tensor, behind in zip(ssm, (2, 3), strict=False))
     )
 
 

@@ -164,7 +164,8 @@ def _served(x: Tensor, weight: Tensor, bias: Tensor | None, state: ConvState, to
         state.width in variants.WIDTHS
         and tokens_per_req <= variants.MAX_TOKENS
         and all(tensor.dtype in _FLOATS for tensor in floats)
-        and launch.fits(x, weight[None], *floats[2:])
+        and launch.fits(x, *floats[2:])
+        and launch.fits(weight, behind=0)
         and x.stride(0) * max(variants.EXTEND_ROWS, tokens_per_req) < launch.MAX_OFFSET
     )
 

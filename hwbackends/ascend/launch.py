@@ -22,11 +22,13 @@ def blocks(dim: int, block: int) -> int:
     return max(1, -(-dim // block))
 
 
-def indices(*given: Tensor | None) -> list[Tensor | None]:
-    """Index tensors as one kernel takes them: contiguous and of one dtype, int64 where they are mixed."""
-    dtypes = {tensor.dtype for tensor in given if tensor is not None}
+def indices(first: Tensor, *others: Tensor | None) -> list[Tensor]:
+    """Index tensors as one kernel takes them: contiguous and of one dtype, int64 where they are mixed. The first stands
+    in for missing ones, which a flag of the kernel keeps from being read."""
+    dtypes = {tensor.dtype for tensor in (first, *others) if tensor is not None}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.int64
-    return [None if tensor is None else tensor.to(dtype).contiguous() for tensor in given]
+    lead = first.to(dtype).contiguous()
+    return [lead, *(lead if tensor is None else tensor.to(dtype).contiguous() for tensor in others)]
 
 
 def flags(given: Tensor) -> Tensor:
@@ -34,9 +36,20 @@ def flags(given: Tensor) -> Tensor:
     return given.contiguous().view(torch.int8)
 
 
-def fits(*tensors: Tensor) -> bool:
-    """Whether every offset behind the first axis of each tensor stays below `MAX_OFFSET`."""
+def fits(*tensors: Tensor, behind: int = 1) -> bool:
+    """Whether every offset behind the first `behind` axes of each tensor stays below `MAX_OFFSET`."""
     return all(
-        sum((extent - 1) * stride for extent, stride in zip(t.shape[1:], t.stride()[1:], strict=True)) < MAX_OFFSET
+        sum((extent - 1) * stride for extent, stride in zip(t.shape[behind:], t.stride()[behind:], strict=True))
+        < MAX_OFFSET
         for t in tensors
     )
+
+
+def packed(tensor: Tensor, behind: int) -> bool:
+    """Whether the elements behind the first `behind` axes lie side by side."""
+    expected = 1
+    for extent, stride in reversed(list(zip(tensor.shape[behind:], tensor.stride()[behind:], strict=True))):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True

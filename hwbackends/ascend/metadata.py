@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from hwbackends import checks
@@ -39,11 +37,10 @@ def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata
     lens = batch.extend_prefix_lens if batch.computed_lens is None else batch.computed_lens
     track = batch.mamba_track_mask is not None and batch.mamba_track_seqlens is not None
     flags = _flags(batch, pool, track)
-    given = launch.indices(
+    requests, slots, sources, lengths, lens, accepted, track_indices, track_seqlens = launch.indices(
         batch.req_pool_indices, batch.cache_indices, batch.source_indices, batch.extend_seq_lens, lens,
         batch.num_accepted_tokens, batch.mamba_track_indices, batch.mamba_track_seqlens,
     )  # fmt: skip
-    requests, slots, sources, lengths, lens, accepted, track_indices, track_seqlens = _filled(given)
     kernels_metadata.prepare_extend_kernel[launch.grid(min(EXTEND_PROGRAMS, batch.padded_reqs))](
         requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), slots, sources,
         _or(batch.num_reqs_device, requests), lengths, lens, _bytes(batch.has_initial_state, out), accepted,
@@ -61,11 +58,10 @@ def _uniform(
 ) -> None:
     """Launch the kernel of the phases in which every request has `tokens` tokens."""
     lens = batch.seq_lens if batch.computed_lens is None else batch.computed_lens
-    given = launch.indices(
+    requests, slots, sources, lengths, kept, accepted, track_indices = launch.indices(
         batch.req_pool_indices, batch.cache_indices, batch.source_indices, lens, batch.num_accept_tokens,
         batch.num_accepted_tokens, batch.mamba_track_indices,
     )  # fmt: skip
-    requests, slots, sources, lengths, kept, accepted, track_indices = _filled(given)
     kernels_metadata.prepare_uniform_kernel[launch.grid(batch.padded_reqs)](
         requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), slots, sources,
         _or(batch.num_reqs_device, requests), lengths, kept, _bytes(batch.has_initial_state, out), accepted,
@@ -91,11 +87,6 @@ def _flags(batch: StepBatch, pool: StatePool, track: bool) -> dict[str, bool]:
         "LAZY": pool.layout == "lazy" and batch.num_accepted_tokens is not None,
         "TRACK": track and batch.mamba_track_indices is not None,
     }
-
-
-def _filled(given: list[Tensor | None]) -> list[Any]:
-    """The first tensor in place of missing ones, which a flag keeps from being read."""
-    return [given[0] if tensor is None else tensor for tensor in given]
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:

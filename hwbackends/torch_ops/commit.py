@@ -71,7 +71,7 @@ def _commit_windows(
     taken = step.clamp(0, max(0, pool.draft_token_num - 1)) + 1
     valid = torch.ones_like(taken, dtype=torch.bool)[:, None].expand(-1, history)
     if pool.layout == "window":
-        where = drafts.clamp(min=0)
+        where, wanted = drafts.clamp(min=0), wanted & (drafts >= 0)
         source, rows = taken[:, None] + offsets, offsets.expand(len(taken), history)
     elif pool.layout == "ring":
         assert computed_lens is not None
@@ -95,7 +95,7 @@ def _commit_ssm(pool: StatePool, target: Tensor, drafts: Tensor, step: Tensor, w
     last = pool.intermediate_ssm.shape[2] - 1
     found = pool.intermediate_ssm.movedim(0, 2)[drafts.clamp(min=0), step.clamp(0, last)]
     state = pool.ssm_state.movedim(0, 1).unsqueeze(1)
-    masked_write(state, target, torch.zeros_like(target), found, wanted)
+    masked_write(state, target, torch.zeros_like(target), found, wanted & (drafts >= 0))
 
 
 def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:

@@ -59,10 +59,10 @@ def virtual_rows(history: Tensor, x: Tensor, starts: Tensor, requests: Tensor, i
         index: [...] index of each wanted row within v_b, of the same shape.
 
     Returns:
-        [..., D] in x's dtype.
+        [..., D] in the wider of both dtypes, so that neither loses a bit.
     """
     steps = history.shape[1]
-    from_history = history[requests, index.clamp(0, steps - 1)].to(x.dtype)
+    from_history = history[requests, index.clamp(0, steps - 1)].to(torch.promote_types(history.dtype, x.dtype))
     if not x.shape[0]:
         return from_history
     token = (starts.long()[requests] + index - steps).clamp(0, x.shape[0] - 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hwbackends.ascend import kernels_commit, kernels_conv, kernels_metadata, launch
 from tests.ascend.conftest import TRITON
@@ -38,6 +39,18 @@ class _Counting:
     def __getitem__(self, grid: tuple[int]) -> Any:
         self.launches.append((self.name, grid[0]))
         return self.kernel[grid]
+
+
+class _Ops(TorchDispatchMode):
+    """Names of the torch ops inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -96,7 +109,10 @@ def test_a_commit_launches_nothing_where_the_layout_commits_itself(
     it = lab(rows={5: 1, 3: 2}, dim=5)
     it.verify([5, 3], numbers(6, 5))
     del launches[:]
-    it.commit([5, 3], [2, 3])
+    requests, steps = it.ints([5, 3]), it.ints([1, 2])
+    with _Ops() as ops:
+        it.hooks.update_mamba_state_after_mtp_verify(it.pool, requests, steps)
+    assert ops.names == [] or layout == "window"
     assert [name for name, _ in launches] == (["commit_conv_kernel"] if layout == "window" else [])
 
 
@@ -166,3 +182,30 @@ def test_what_has_no_kernel_is_served_by_torch_ops(layout: str, settings: Any, l
     x = numbers(2 * drafts, 5)
     assert_same(it, [lab.verify([5, 3], x) for lab in it.all])
     assert not [name for name, _ in launches if name.startswith("conv")]
+
+
+def test_a_wider_state_keeps_its_bits_when_rows_move(layout: str) -> None:
+    """float32 rows over float16 activations: shifting, saving and committing copy them. (The interpreter truncates where
+    bfloat16 rounds.)"""
+    it = pair(layout, dim=5, dtype=torch.float16, state_dtype=torch.float32)
+    for lab in it.all:
+        for tensor in lab.pool.storages():
+            tensor.copy_(numbers(*tensor.shape) + 2.0**-12)
+    x = numbers(6, 5)
+    assert_same(it, [lab.decode([5, 3], x[:2]) for lab in it.all])
+    assert it.ours.seen(5)[0] % 1 == 2.0**-12
+    assert_same(it, [lab.verify([5, 3], x) for lab in it.all])
+    for lab in it.all:
+        lab.commit([5, 3], [1, 2])
+    assert_same(it, [lab.extend([5, 3], [1, 2], x[:3]) for lab in it.all])
+
+
+def test_a_negative_draft_row_commits_nothing(layout: str) -> None:
+    it = pair(layout, dim=5, ssm_shape=(3,))
+    for lab in it.all:
+        lab.verify([5, 3], numbers(6, 5))
+        before = [tensor.clone() for tensor in lab.pool.storages()]
+        lab.hooks.update_mamba_state_after_mtp_verify(
+            lab.pool, lab.ints([5, 3]), lab.ints([1, 2]), draft_indices=lab.ints([-1, -1])
+        )
+        assert all(map(same_bits, before, lab.pool.storages()))
