@@ -296,7 +296,7 @@ def describe(kit: Kit) -> dict[str, Any]:
         "signature_drifts": [str(drift) for drift in found.drifts],
         "environment": {
             "python": sys.version.split()[0],
-            "platform": platform.platform(),
+            "platform": f"{platform.system()} {platform.machine()}",
             **{name: _version(name) for name in ("hwbackends", "torch", "triton", "numpy")},
         },
     }
