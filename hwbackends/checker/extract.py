@@ -95,6 +95,7 @@ class Extractor:
         self.popped: list[dict[str, set[str]]] = [{}]
         self.globals: list[frozenset[str]] = [frozenset()]
         self.external_names: set[str] = set()
+        self._seen: dict[Expr, Expr] = {}
         self.function = -1
         self.klass: list[int] = []
         self.self_name: list[str | None] = [None]
@@ -645,10 +646,10 @@ class Extractor:
         if node is None or depth > _MAX_DEPTH:
             return None
         if kind is ast.Name:
-            return ("n", node.id)  # type: ignore[attr-defined]
+            return self._one(("n", node.id))  # type: ignore[attr-defined]
         if kind is ast.Attribute:
             base = self.expr(node.value, depth + 1)  # type: ignore[attr-defined]
-            return ("a", base, node.attr) if base is not None else ("a", ("?",), node.attr)  # type: ignore[attr-defined]
+            return self._one(("a", base or ("?",), node.attr))  # type: ignore[attr-defined]
         if kind is ast.Call:
             return self._described_call(node, depth)  # type: ignore[arg-type]
         if kind is ast.Constant:
@@ -658,6 +659,10 @@ class Extractor:
             return ("k", value) if isinstance(value, _CONSTANTS) else None
         handler = _DESCRIBE.get(kind)
         return handler(self, node, depth + 1) if handler is not None else None
+
+    def _one(self, described: Expr) -> Expr:
+        """The same object for equal expressions: a file says ``self.x`` a thousand times."""
+        return self._seen.setdefault(described, described)
 
     def _described_call(self, node: ast.Call, depth: int) -> Expr | None:
         func = self.expr(node.func, depth + 1)
