@@ -185,8 +185,8 @@ def test_what_has_no_kernel_is_served_by_torch_ops(layout: str, settings: Any, l
 
 
 def test_a_wider_state_keeps_its_bits_when_rows_move(layout: str) -> None:
-    """float32 rows over float16 activations: shifting, saving and committing copy them. (The interpreter truncates where
-    bfloat16 rounds.)"""
+    """float32 rows over float16 activations: shifting, saving and committing copy them. Not over bfloat16: the
+    interpreter truncates where it should round."""
     it = pair(layout, dim=5, dtype=torch.float16, state_dtype=torch.float32)
     for lab in it.all:
         for tensor in lab.pool.storages():
