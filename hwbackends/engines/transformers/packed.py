@@ -186,10 +186,6 @@ class PackedCache(Cache):
         """The offset of each query: models add it to `arange(T)` to get query positions."""
         return self._now.query_offset
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions come from the step, never from a length."""
-        return 0
-
     def conv(
         self, layer_idx: int, conv_idx: int, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
     ) -> Tensor:
