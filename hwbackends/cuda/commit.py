@@ -10,7 +10,7 @@ from torch import Tensor
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_commit import commit_kernel, copy_slots_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change, ordered
 from hwbackends.errors import StrideError
 from hwbackends.state import StatePool
 
@@ -81,7 +81,7 @@ def _commit_plans(
         block, warps = tuning.commit(options["D"])
         options["BLOCK"] = block
         blocks = (cdiv(options["D"], block) if conv else 0) + (cdiv(options["E"], block) if with_ssm else 0)
-        constants = {n: options[n] for n in commit_kernel.arg_names if n in options}
+        constants = ordered(commit_kernel, options)
         launch = Launch(commit_kernel, blocks * pool.num_layers * requests.shape[0], [], constants, warps)
         main = pool.ssm_state if with_ssm and pool.ssm_state is not None else state
         middle = pool.intermediate_ssm if with_ssm and pool.intermediate_ssm is not None else state

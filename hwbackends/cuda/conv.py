@@ -12,7 +12,7 @@ from torch import Tensor
 from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture
+from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture, ordered
 from hwbackends.errors import DeviceError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
@@ -252,11 +252,6 @@ def conv_constants(
         "RESIDUAL": bool(residual),
         "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
     }
-
-
-def ordered(kernel: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The compile-time arguments of a kernel, in the order of its parameters."""
-    return {name: options[name] for name in kernel.arg_names if name in options}
 
 
 def positions(state: ConvState, metadata: StepMetadata) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda import tuning
-from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, ordered, positions, span
+from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, positions, span
 from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
-from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, power_of_two
+from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
 from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState

@@ -221,6 +221,11 @@ def dependent_launch() -> bool:
     return torch.cuda.get_device_capability()[0] >= 9
 
 
+def ordered(kernel: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The compile-time arguments of a kernel, in the order of its parameters."""
+    return {name: options[name] for name in kernel.arg_names if name in options}
+
+
 def cdiv(a: int, b: int) -> int:
     """Quotient rounded up."""
     return -(-a // b)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
-from hwbackends.cuda.launch import Launch, capturing, cdiv, interpreting, note_change, power_of_two
+from hwbackends.cuda.launch import Launch, capturing, cdiv, interpreting, note_change, ordered, power_of_two
 from hwbackends.errors import DeviceError, ShapeError
 from hwbackends.metadata import ForwardMode, StepBatch, StepMetadata
 from hwbackends.state import StatePool
@@ -148,7 +148,7 @@ def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepa
     options["TRACK"] = options["TRACK"] and batch.forward_mode is not ForwardMode.TARGET_VERIFY
     rows, mapping = batch.padded_reqs, pool.mamba_index_mapping
     block = min(128, max(32, power_of_two(rows)))
-    constants = {n: options[n] for n in prepare_uniform_kernel.arg_names if n in options} | {"BLOCK": block}
+    constants = ordered(prepare_uniform_kernel, options | {"BLOCK": block})
     outputs = [
         out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
         out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
@@ -190,7 +190,7 @@ def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> Prepar
     }
     options["TRACK"] = options["TRACK"] and batch.mamba_track_seqlens is not None
     programs = max(1, cdiv(rows, requests))
-    constants = {n: options[n] for n in prepare_extend_kernel.arg_names if n in options}
+    constants = ordered(prepare_extend_kernel, options)
     grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs)
     outputs = [
         out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
