@@ -85,7 +85,7 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
     shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline)
     text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)
     if text:
-        click.echo(text)
+        click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     return 1 if shown.findings else 0
 
 

@@ -290,6 +290,8 @@ class Dispatcher:
         if factory:
             inner += [s for t in inner for s in scopes if s.kind == "f" and scopes[s.parent] is t]
         takes_all = [s for s in inner if s.signature and s.signature.vararg and s.signature.kwarg]
+        if any(s.kwarg_popped or s.kwarg_edited for s in takes_all):
+            return False  # the wrapper takes arguments of its own out, or adds some
         own = [s for s in inner if s.name != "<lambda>"]
         return bool(takes_all) or not own or (factory and len(own) == 1)
 

@@ -44,11 +44,13 @@ class Outcome(NamedTuple):
 
 def run(roots: list[str], options: Options) -> Outcome:
     """Check all trees together; without the garbage collector, which would walk all facts again and again."""
-    collecting = gc.isenabled()
+    collecting, limit = gc.isenabled(), sys.getrecursionlimit()
     gc.disable()
+    sys.setrecursionlimit(max(limit, 4 * _RECURSION))  # what could be read can be walked
     try:
         return _run(roots, options)
     finally:
+        sys.setrecursionlimit(limit)
         if collecting:
             gc.enable()
 

@@ -13,7 +13,8 @@ _IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 _OVERLOADS = frozenset({"overload"})
 _MAX_DEPTH = 12
 _CONSTANTS = (bool, int, float, type(None))
-_UNINTERESTING = frozenset(
+# Methods of strings, containers and tensors, and builtins: most calls of a tree, and never what a check is about.
+_COMMON_METHODS = frozenset(
     [
         "append",
         "extend",
@@ -40,6 +41,10 @@ _UNINTERESTING = frozenset(
         "permute",
         "transpose",
         "contiguous",
+    ]
+)
+_BUILTINS = frozenset(
+    [
         "len",
         "print",
         "range",
@@ -626,10 +631,10 @@ class Extractor:
     def _wanted(self, func: ast.expr, keywords: bool) -> bool:
         """False for callees that cannot be defined in the trees: builtins' methods and names of other packages."""
         if isinstance(func, ast.Name):
-            return func.id not in _UNINTERESTING and func.id not in self.external_names
+            return func.id not in _BUILTINS and func.id not in self.external_names
         if not isinstance(func, ast.Attribute):
             return isinstance(func, ast.Call)
-        if func.attr in _UNINTERESTING and not keywords:
+        if func.attr in _COMMON_METHODS and not keywords:
             own = isinstance(func.value, ast.Name) and func.value.id == self.self_name[-1]
             if not own and not isinstance(func.value, ast.Call):
                 return False

@@ -509,3 +509,68 @@ def test_an_unknown_package_is_never_judged(tmp_path: Path) -> None:
         },
     )
     assert not shown(tmp_path)
+
+
+def test_a_decorator_that_takes_a_keyword_out_changes_the_signature(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "lora.py": """
+                from functools import wraps
+                def sharded(function):
+                    @wraps(function)
+                    def inner(*args, **kwargs):
+                        if kwargs.pop("decorate", True):
+                            return False
+                        return function(*args, **kwargs)
+                    return inner
+                class Layer:
+                    @classmethod
+                    @sharded
+                    def can_replace(cls, config):
+                        return config
+                Layer.can_replace(1, decorate=False)
+            """
+        },
+    )
+    assert not shown(tmp_path)
+
+
+def test_a_decorator_that_hands_everything_on_keeps_the_signature(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "trace.py": """
+                from functools import wraps
+                def traced(function):
+                    @wraps(function)
+                    def inner(*args, **kwargs):
+                        return function(*args, **kwargs)
+                    return inner
+                @traced
+                async def encode(x, scale=1):
+                    return x, scale
+                async def main():
+                    return await encode(1, bias=2)
+            """
+        },
+    )
+    assert brief(shown(tmp_path)) == {("HWB105", "encode", ("bias",))}
+
+
+def test_a_class_with_an_abstract_metaclass_is_constructed_as_written(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "abstract.py": """
+                from abc import ABCMeta
+                class Base(metaclass=ABCMeta):
+                    def __init__(self, size):
+                        self.size = size
+                class Made(Base):
+                    pass
+                Made(1, 2)
+            """
+        },
+    )
+    assert brief(shown(tmp_path)) == {("HWB103", "Base.__init__", ("2nd positional",))}

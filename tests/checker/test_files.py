@@ -89,3 +89,21 @@ def test_processes_and_one_process_find_the_same(tmp_path: Path, monkeypatch: py
     together = engine.run([str(tmp_path)], engine.Options(jobs=2))
     assert alone.findings == together.findings
     assert len(alone.findings) == 8
+
+
+def test_a_type_of_many_alternatives_is_walked_without_running_out_of_stack(tmp_path: Path) -> None:
+    union = " | ".join(["int"] * 700)
+    write(tmp_path, {"sound.py": SOUND, "wide.py": f"def g(x: {union}):\n    return x.bit_length_of(1)\n"})
+    assert [f.rule for f in shown(tmp_path)] == ["HWB105"]
+
+
+def test_a_file_name_that_is_no_text_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from hwbackends.checker.command import check
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / os.fsdecode(b"bad\xff.py")).write_text("def (")
+    for form in ("text", "json", "sarif", "github"):
+        result = CliRunner().invoke(check, [".", "--drift", "--no-cache", "--format", form])
+        assert (result.exit_code, "HWB201" in result.stdout) == (1, True), (form, result.output)
