@@ -104,7 +104,11 @@ class Extractor:
         self.function = -1
         self.klass: list[int] = []
         self.self_name: list[str | None] = [None]
-        self._stmt: dict[type, Callable[[Any], None]] = {
+        self._stmt = self._statement_handlers()
+        self._walk = self._expression_handlers()
+
+    def _statement_handlers(self) -> dict[type, Callable[[Any], None]]:
+        handlers: dict[type, Callable[[Any], None]] = {
             ast.FunctionDef: self._function,
             ast.AsyncFunctionDef: self._function,
             ast.ClassDef: self._class,
@@ -130,8 +134,11 @@ class Extractor:
             ast.Continue: self._ignore,
         }
         if hasattr(ast, "TryStar"):
-            self._stmt[ast.TryStar] = self._try
-        self._walk: dict[type, Callable[[Any], None] | None] = {
+            handlers[ast.TryStar] = self._try
+        return handlers
+
+    def _expression_handlers(self) -> dict[type, Callable[[Any], None] | None]:
+        return {
             ast.Constant: None,
             ast.Name: self._name,
             ast.Attribute: self._attribute,

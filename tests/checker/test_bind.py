@@ -117,6 +117,7 @@ def test_the_checker_agrees_with_the_call_itself(family: tuple[str, str], argume
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=20_000, derandomize=False)
 @given(families(), argument_lists())
 def test_the_checker_agrees_with_the_call_itself_in_twenty_thousand_examples(
