@@ -250,11 +250,18 @@ def test_a_missing_package_says_how_to_get_it(package: str) -> None:
     assert (shown.returncode, "--layout" in shown.stdout) == (0, True)
 
 
+def heed_control_c() -> None:
+    """A test run in the background of a shell starts its children with the signal ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_leaves_no_traceback() -> None:
     arguments = command("--requests", "256", "--draft", "0", "--backend", "reference")
     terminal = {**os.environ, "FORCE_COLOR": "1"}  # the progress bar shows itself before it is done
     pipe = subprocess.PIPE
-    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=terminal) as process:
+    with subprocess.Popen(
+        arguments, stdout=pipe, stderr=pipe, text=True, env=terminal, preexec_fn=heed_control_c
+    ) as process:
         deadline = time.monotonic() + 120
         seen = ""
         assert process.stderr is not None
