@@ -50,12 +50,8 @@ def conv_extend(
     out: Tensor | None = None,
 ) -> Tensor:
     """Packed requests of any length; the slot becomes win_b(T_b). See `hookspecs.conv_extend`."""
-    plan = metadata.cache.get(state)
-    if (
-        type(plan) is ConvPlan
-        and plan.hook == "conv_extend"
-        and plan.serves(x, weight, bias, activation, residual, out)
-    ):
+    plan = state.cache.get("conv_extend")
+    if type(plan) is ConvPlan and plan.metadata is metadata and plan.serves(x, weight, bias, activation, residual, out):
         return plan(x, weight, bias, out)
     return _plan("conv_extend", x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
 
@@ -167,11 +163,12 @@ class ConvPlan(Call):
         span: addresses of the state that the launch reads early and writes.
     """
 
-    __slots__ = ("copy", "hook", "launch", "span")
+    __slots__ = ("copy", "hook", "launch", "metadata", "span")
 
     def __init__(self, hook: str, call: tuple[Any, ...], launch: Launch, span: tuple[int, int]) -> None:
         super().__init__(*call)
         self.hook = hook
+        self.metadata: StepMetadata | None = None
         self.launch, self.span = launch, span
         self.copy = not _rows_contiguous(call[0])
 
@@ -209,7 +206,11 @@ def _plan(
     options = conv_constants(x, weight, bias, state, activation, residual, out)
     launch = make(hook, x, state, metadata, options)
     plan = ConvPlan(hook, (x, weight, bias, activation, residual, out), launch, span(state))
-    metadata.cache[state] = plan
+    if hook == "conv_extend":
+        # the extents of a prefill seldom come back: one plan per state, not one per extent
+        plan.metadata, state.cache[hook] = metadata, plan
+    else:
+        metadata.cache[state] = plan
     return plan
 
 

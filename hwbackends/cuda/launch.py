@@ -80,22 +80,40 @@ class Launch:
         unaligned = self._aligned and any(tensor.data_ptr() & 15 for tensor in (*tensors, *self._fixed))
         if not unaligned and self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
             return
-        compiled = self._entry(tensors, dependent, first)
         if unaligned or interpreting():
+            self._entry(tensors, dependent, first)
+        else:
+            self._make_ready(tensors, dependent, first)
+
+    def _make_ready(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
+        """Launch by a kernel that another launch compiled, or compile it, and keep it for later calls."""
+        device = tensors[0].get_device()
+        dtypes = tuple(tensor.dtype for tensor in (*tensors, *self._fixed))
+        key = (self._kernel, device, self._options["num_warps"], dtypes, *self._constants.values())
+        known = _compiled.setdefault(key, {})
+        if dependent in known:
+            self._keep(known, device)
+            self._entry_or_at(tensors, dependent, first)
             return
-        self._keep(compiled, dependent, tensors[0].get_device())
+        known[dependent] = _entry_of(self._entry(tensors, dependent, first))
         if "PDL" in self._constants and not dependent and dependent_launch():
             # loading a module is not allowed in a capture, so the other form is made ready now
-            self._keep(self._entry(tensors, True, first, warmup=True), True, tensors[0].get_device())
+            known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
+        self._keep(known, device)
 
-    def _keep(self, compiled: Any, dependent: bool, device: int) -> None:
-        constants = self._constants | ({"PDL": True} if dependent else {})
+    def _entry_or_at(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
+        if not self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
+            self._entry(tensors, dependent, first)
+
+    def _keep(self, known: dict[bool, tuple[Any, tuple[Any, ...]]], device: int) -> None:
         pointers = tuple(tensor.data_ptr() for tensor in self._fixed)
-        ready = (*_entry_of(compiled), device, pointers, (*self._scalars, *constants.values()))
-        if dependent:
-            self._dependent = ready
-        else:
-            self._plain = ready
+        for dependent, entry in known.items():
+            constants = self._constants | ({"PDL": True} if dependent else {})
+            ready = (*entry, device, pointers, (*self._scalars, *constants.values()))
+            if dependent:
+                self._dependent = ready
+            else:
+                self._plain = ready
 
     def _entry(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], warmup: bool = False) -> Any:
         arguments = (*tensors, *self._fixed, *first, *self._scalars)
@@ -108,6 +126,10 @@ class Launch:
             if warmup:
                 return self._kernel.warmup(*arguments, grid=(self._grid,), **constants, **options)
             return self._kernel[(self._grid,)](*arguments, **constants, **options)
+
+
+_compiled: dict[tuple[Any, ...], dict[bool, tuple[Any, tuple[Any, ...]]]] = {}
+"""What launches each compiled kernel, plain and dependent, by everything that it was compiled for."""
 
 
 def _entry_of(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
