@@ -44,7 +44,7 @@ class Hook(NamedTuple):
 
     name: str
     parameters: tuple[Parameter, ...]
-    optional: bool
+    required: bool  # an implementation of other hooks must have this one
 
     @property
     def signature(self) -> Signature:
@@ -97,7 +97,7 @@ def _hook(path: str, raw: Any) -> Hook:
         optional = bool(item.get("optional", "default" in item))
         default = repr(item["default"]) if "default" in item else None
         parameters.append(Parameter(item["name"], optional, default, bool(item.get("any_name"))))
-    return Hook(raw["name"], tuple(parameters), bool(raw.get("optional", False)))
+    return Hook(raw["name"], tuple(parameters), raw.get("optional") is False)
 
 
 def default_contract() -> str:
@@ -314,21 +314,40 @@ class ContractCheck:
             )  # fmt: skip
 
     def absent(self) -> Iterator[Finding]:
-        """Modules that mark functions as this contract's hooks and leave a required one out."""
-        required = [hook.name for hook in self.contract.hooks.values() if not hook.optional]
-        for file in self.program.files:
+        """Implementations of some hooks that leave a required one out: modules by their marks, and leaf classes."""
+        required = [hook.name for hook in self.contract.hooks.values() if hook.required]
+        for index, file in enumerate(self.program.files):
             named = [s for s in file.facts.scopes if s.kind == "f" and s.name in self.contract.hooks]
             marked = [s for s in named if any(last_name(d) == "hookimpl" for d in s.decorators)]
             lacking = [name for name in required if name not in file.facts.scopes[0].bindings]
             if len(marked) > 1 and lacking and file.facts.scopes[marked[0].parent].kind == "m":
-                place = Place(file.path, marked[0].line, marked[0].qualname)
-                listed = ", ".join(map(repr, lacking))
-                yield Finding(
-                    "HWB109", "error", "medium",
-                    f"{file.path} implements hooks of contract {self.contract.name} and lacks {listed}; "
-                    f"first hook at {place.file}:{place.line}. Fix: define {listed}.",
-                    tuple(lacking), place, None,
-                )  # fmt: skip
+                yield self._absent_finding(Place(file.path, marked[0].line, marked[0].qualname), file.path, lacking)
+            for number, scope in enumerate(file.facts.scopes):
+                if scope.kind == "c" and required and self._implements((index, number), scope):
+                    left_out = [name for name in required if not self._provides((index, number), name)]
+                    if left_out:
+                        yield self._absent_finding(
+                            Place(file.path, scope.line, scope.qualname), scope.qualname, left_out
+                        )
+
+    def _implements(self, ref: Ref, scope: Scope) -> bool:
+        """A class that nobody extends, whose bases can be seen, and which writes at least two hooks itself."""
+        own = [name for name in self.contract.hooks if name in scope.bindings]
+        if len(own) < 2 or any(name in self.marked for name in own):
+            return False
+        return not self.program.children.get(ref) and not self.program.unknown_base(ref)
+
+    def _provides(self, ref: Ref, name: str) -> bool:
+        order = self.program.mro(ref)
+        return bool(self.program.members(ref, name)) or any(name in self.program.scope(c).attributes for c in order)
+
+    def _absent_finding(self, place: Place, owner: str, lacking: list[str]) -> Finding:
+        listed = ", ".join(map(repr, lacking))
+        message = (
+            f"{owner} ({place.file}:{place.line}) implements hooks of contract {self.contract.name} and lacks {listed}."
+            f" Fix: define {listed}."
+        )
+        return Finding("HWB109", "error", "medium", message, tuple(lacking), place, None)
 
     # -- calls --------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,8 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "HWB109", "hook missing in a family member", "error", True,
-            "A module marks functions as hooks of the contract and leaves out a hook that the contract requires.",
+            "A module marks functions as hooks of the contract, or a class writes several of its hooks, and a hook "
+            "that the contract requires (optional: false) is left out.",
             "@hookimpl\ndef probe(device=None): ...\n@hookimpl\ndef conv_decode(x): ...\n"
             "# HWB109: conv_extend, which the contract requires, is not defined",
             "@hookimpl\ndef conv_extend(x): ...",

@@ -170,6 +170,24 @@ def test_a_plugin_module_without_a_required_hook_is_found(tmp_path: Path, contra
     assert brief(found) == {("HWB109", "update_state_after_verify", ("clear_all_slots",))}
 
 
+def test_a_class_without_a_required_hook_is_found_and_one_that_inherits_it_is_not(tmp_path: Path) -> None:
+    text = """
+        hooks:
+          - {name: update_state_after_verify, optional: false, parameters: [{name: steps}]}
+          - {name: init_metadata_out_graph, optional: false, parameters: [{name: batch}]}
+          - {name: conv_state_metadata, optional: false, parameters: [{name: layer_id}]}
+    """
+    contract = write(tmp_path, {"three.yaml": text}) / "three.yaml"
+    two = (
+        "    def update_state_after_verify(self, steps):\n        return steps\n"
+        "    def init_metadata_out_graph(self, batch):\n        return batch\n"
+    )
+    third = "    def conv_state_metadata(self, layer_id):\n        return layer_id\n"
+    source = f"class Base:\n{third}class Cuda(Base):\n{two}class Npu:\n{two}"
+    found = shown(write(tmp_path / "tree", {"backends.py": source}), contract=contract)
+    assert brief(found) == {("HWB109", "Npu", ("conv_state_metadata",))}
+
+
 def test_a_plain_helper_with_a_hooks_name_is_not_a_hook(tmp_path: Path, contract: Path) -> None:
     source = "def update_state_after_verify(a, b):\n    return a, b\nupdate_state_after_verify(1, 2)\n"
     assert not shown(write(tmp_path / "tree", {"helper.py": source}), contract=contract)
