@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 PLUGINS = "tests.conformance.mutants:plugins"
 
 
@@ -38,7 +39,7 @@ def run(name: str, quick: bool, folder: Path) -> dict[str, Any]:
         "red": red,
         "failed_tests": len(failed),
         "seconds": round(time.perf_counter() - start, 1),
-        "first": f"{failed[0]['id']}: {failed[0]['reason']}"[:300] if failed else "",
+        "first": f"{failed[0]['id']}: {failed[0]['reason']}".replace(f"{ROOT}/", "")[:300] if failed else "",
     }
 
 
