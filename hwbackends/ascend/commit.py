@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.ascend import kernels_commit, launch, variants
 from hwbackends.state import StatePool
 from hwbackends.torch_ops import commit as torch_commit
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def update_mamba_state_after_mtp_verify(
@@ -60,8 +57,8 @@ def _commit_conv(
     channels = launch.blocks(state.shape[-1], tiles["BLOCK"])
     items = channels * requests.shape[0] * pool.num_layers
     kernels_commit.commit_conv_kernel[launch.grid(items)](
-        state, draft_rows, requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), drafts, last, track,
-        track_steps, lens,
+        state, draft_rows, requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), drafts, last,
+        track, track_steps, lens,
         items, channels, requests.shape[0], state.shape[-1], state.shape[2], max(1, pool.draft_token_num),
         *state.stride(), *draft_rows.stride(),
         LAYOUT=variants.LAYOUTS[pool.layout], S_UNIT=state.stride(-1) == 1 and draft_rows.stride(-1) == 1,
@@ -75,8 +72,8 @@ def _commit_ssm(pool: StatePool, state: Tensor, steps: Tensor, indices: list[Any
     channels = launch.blocks(size, variants.SSM_BLOCK)
     items = channels * requests.shape[0] * pool.num_layers
     kernels_commit.commit_ssm_kernel[launch.grid(items)](
-        state, steps, requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), drafts, last, track,
-        track_steps,
+        state, steps, requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), drafts, last,
+        track, track_steps,
         items, channels, requests.shape[0], size, max(1, steps.shape[2]), *state.stride()[:2], *steps.stride()[:3],
         BLOCK=variants.SSM_BLOCK, **flags,
     )  # fmt: skip
@@ -88,11 +85,7 @@ def _served(pool: StatePool) -> bool:
     ssm = [tensor for tensor in (pool.ssm_state, pool.intermediate_ssm) if tensor is not None]
     return (
         pool.width in variants.WIDTHS
-        and all(tensor.dtype in _FLOATS for tensor in [*conv, *ssm])
+        and all(tensor.dtype in launch.FLOATS for tensor in [*conv, *ssm])
         and launch.fits(*conv, behind=2)
         and all(launch.packed(tensor, behind) for tensor, behind in zip(ssm, (2, 3), strict=False))
     )
-
-
-def _table(pool: StatePool, other: Tensor) -> Tensor:
-    return other if pool.mamba_v2p_table is None else pool.mamba_v2p_table.contiguous()

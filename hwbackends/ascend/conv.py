@@ -13,8 +13,6 @@ from hwbackends.metadata import StepMetadata
 from hwbackends.state import ConvState
 from hwbackends.torch_ops import conv as torch_conv
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-
 
 def conv_decode(
     x: Tensor,
@@ -163,7 +161,7 @@ def _served(x: Tensor, weight: Tensor, bias: Tensor | None, state: ConvState, to
     return (
         state.width in variants.WIDTHS
         and tokens_per_req <= variants.MAX_TOKENS
-        and all(tensor.dtype in _FLOATS for tensor in floats)
+        and all(tensor.dtype in launch.FLOATS for tensor in floats)
         and launch.fits(x, *floats[2:])
         and launch.fits(weight, behind=0)
         and x.stride(0) * max(variants.EXTEND_ROWS, tokens_per_req) < launch.MAX_OFFSET

@@ -146,6 +146,8 @@ def conv_uniform_kernel(
     """Decode, target verify and draft extend: N tokens per request. A work item is a request and a channel block;
     requests at or behind `reqs` are rows of x behind the batch, whose outputs are zeros."""
     S: tl.constexpr = W - 1
+    FIRST: tl.constexpr = 0 if MODE == VERIFY and LAYOUT == WINDOW else 1
+    COUNT: tl.constexpr = S if MODE == DECODE else S + N - FIRST
     wd = 1 if W_UNIT else w_d
     sd = 1 if S_UNIT else s_d
     qd = 1 if S_UNIT else q_d
@@ -177,14 +179,9 @@ def conv_uniform_kernel(
             y = tl.where((r == t)[:, None], row[None, :], y)
         y = tl.where(live, y, 0.0)
         v = tl.arange(0, V_TILE)
-        if LAYOUT != RING:
-            if MODE == DECODE:
-                tile = _rows_tile(state, old, xb, n, offset, rows, length, s_row, sd, x_row, d, past, limit,
-                                  1, S, V_TILE, LAYOUT, S, BLOCK)  # fmt: skip
-            if MODE == VERIFY:
-                tile = _rows_tile(state, old, xb, n, offset, rows, length, s_row, sd, x_row, d, past, limit,
-                                  1 if LAYOUT == LAZY else 0, S + N - 1 if LAYOUT == LAZY else S + N, V_TILE, LAYOUT,
-                                  S, BLOCK)  # fmt: skip
+        if LAYOUT != RING and MODE != DRAFT_EXTEND:
+            tile = _rows_tile(state, old, xb, n, offset, rows, length, s_row, sd, x_row, d, past, limit,
+                              FIRST, COUNT, V_TILE, LAYOUT, S, BLOCK)  # fmt: skip
         if TRACK:
             k = tl.load(mamba_track_tokens + known)
             goal = tl.load(mamba_track_indices + known).to(tl.int64)
@@ -204,11 +201,10 @@ def conv_uniform_kernel(
         elif MODE == VERIFY and LAYOUT == WINDOW:
             saved = tl.load(draft_indices + known).to(tl.int64)
             place = draft_rows + tl.maximum(saved, 0) * q_req + v[:, None] * q_row + d[None, :] * qd
-            tl.store(place, tile, mask=(v < S + N)[:, None] & (d < tl.where(saved >= 0, limit, 0))[None, :])
+            tl.store(place, tile, mask=(v < COUNT)[:, None] & (d < tl.where(saved >= 0, limit, 0))[None, :])
         else:
-            count: tl.constexpr = S if MODE == DECODE else S + N - 1
-            tl.store(new + v[:, None] * s_row + d[None, :] * sd, tile,
-                     mask=(v < count)[:, None] & (d < limit)[None, :])  # fmt: skip
+            place = new + v[:, None] * s_row + d[None, :] * sd
+            tl.store(place, tile, mask=(v < COUNT)[:, None] & (d < limit)[None, :])
         tl.store(out + first * out_row + r[:, None] * out_row + d[None, :], y.to(out.dtype.element_ty),
                  mask=(r < length)[:, None] & (d < dim)[None, :])  # fmt: skip
 

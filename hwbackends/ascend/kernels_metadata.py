@@ -197,5 +197,5 @@ def prepare_extend_kernel(
         tl.store(out_start + b + 1, start)
     if begin == 0:
         tl.store(out_start, 0)
-    if (begin <= reqs) & (begin + share >= reqs) & ((begin < reqs) | (reqs == 0)):
+    if (begin + share >= reqs) & ((begin < reqs) | (reqs == 0)):
         _fill(out_seq_idx, tl.minimum(start, tokens), tokens, PADDED, SCAN)

@@ -6,6 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hwbackends.state import StatePool
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+"""Dtypes of rows that the kernels take."""
 MAX_PROGRAMS = 32_768
 """Programs of one launch; the device refuses more than 65,535, and each program walks a stride of work items."""
 MAX_OFFSET = 2**31
@@ -29,6 +33,11 @@ def indices(first: Tensor, *others: Tensor | None) -> list[Tensor]:
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.int64
     lead = first.to(dtype).contiguous()
     return [lead, *(lead if tensor is None else tensor.to(dtype).contiguous() for tensor in others)]
+
+
+def table(pool: StatePool, other: Tensor) -> Tensor:
+    """The pool's table of physical slots; `other` stands in where it has none."""
+    return other if pool.mamba_v2p_table is None else pool.mamba_v2p_table.contiguous()
 
 
 def flags(given: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata
         batch.num_accepted_tokens, batch.mamba_track_indices, batch.mamba_track_seqlens,
     )  # fmt: skip
     kernels_metadata.prepare_extend_kernel[launch.grid(min(EXTEND_PROGRAMS, batch.padded_reqs))](
-        requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), slots, sources,
+        requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), slots, sources,
         _or(batch.num_reqs_device, requests), lengths, lens, _bytes(batch.has_initial_state, out), accepted,
         _bytes(batch.mamba_track_mask, out), track_indices, track_seqlens,
         out.cache_indices, out.source_indices, out.query_start_loc, launch.flags(out.has_initial_state),
@@ -63,7 +63,7 @@ def _uniform(
         batch.num_accepted_tokens, batch.mamba_track_indices,
     )  # fmt: skip
     kernels_metadata.prepare_uniform_kernel[launch.grid(batch.padded_reqs)](
-        requests, pool.mamba_index_mapping.contiguous(), _table(pool, requests), slots, sources,
+        requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), slots, sources,
         _or(batch.num_reqs_device, requests), lengths, kept, _bytes(batch.has_initial_state, out), accepted,
         _bytes(batch.mamba_track_mask, out), track_indices,
         out.cache_indices, out.source_indices, out.query_start_loc, launch.flags(out.has_initial_state),
@@ -95,7 +95,3 @@ def _or(given: Tensor | None, other: Tensor) -> Tensor:
 
 def _bytes(given: Tensor | None, out: StepMetadata) -> Tensor:
     return launch.flags(_or(given, out.has_initial_state))
-
-
-def _table(pool: StatePool, other: Tensor) -> Tensor:
-    return other if pool.mamba_v2p_table is None else pool.mamba_v2p_table.contiguous()
