@@ -16,6 +16,7 @@ from hwbackends.contracts import Contract, load_contract
 from hwbackends.errors import BrokenPluginError, HwBackendsError
 from hwbackends.hookspecs import ProbeResult
 from hwbackends.manifest import Manifest, find_manifest, read_manifest
+from hwbackends.origins import hook_origins
 
 GROUP = "hwbackends.backends"
 
@@ -76,6 +77,11 @@ class Candidate:
     def package(self) -> str:
         """Distribution and version, for messages."""
         return f"{self.distribution} {self.version}".strip() or "unknown distribution"
+
+    @property
+    def hook_origins(self) -> dict[str, str | None]:
+        """`file:line` of each hook of the contract, read from the source; None where it has no such hook."""
+        return hook_origins(self.module, load_contract().hooks)
 
     def __str__(self) -> str:
         text = f"{self.name} ({self.package}): {self.state}: {self.reason}"

@@ -3,14 +3,12 @@ and source, and asks the plugins' probes; imports no torch unless a plugin's own
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from importlib import metadata
-from importlib.util import find_spec, resolve_name
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,82 +21,11 @@ from hwbackends.binding import inspect_plugin
 from hwbackends.candidates import Candidate, State, import_plugin, light_module
 from hwbackends.contracts import load_contract
 from hwbackends.errors import HwBackendsError
-from hwbackends.manifest import module_file
 from hwbackends.registry import REFERENCE, backends
 from hwbackends.selection import ENVIRONMENT, Request, select
 
 PACKAGES = ("torch", "triton", "torch_npu", "triton-ascend", "transformers", "sglang", "vllm", "pluggy")
 _COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}
-
-
-def static_origin(module: str, name: str, depth: int = 5) -> str | None:
-    """`file:line` where `module` defines `name`, without importing anything.
-
-    Followed: `from x import name`, `name = other`, `name = hookimpl(other)` and `name = hookimpl(module.other)`.
-    """
-    path = module_file(module)
-    if path is None or depth == 0:
-        return None
-    for node in _statements(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return f"{path}:{node.lineno}"
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return _assigned_origin(module, node.value, depth - 1) or f"{path}:{node.lineno}"
-        found = _imported(module, path, node, name)
-        if found is not None:
-            return static_origin(*found, depth - 1)
-    return None
-
-
-def _assigned_origin(module: str, value: ast.expr, depth: int) -> str | None:
-    """Origin of what an assignment's right-hand side names, if it names something that can be followed."""
-    if isinstance(value, ast.Call) and len(value.args) == 1:
-        value = value.args[0]
-    if isinstance(value, ast.Name):
-        return static_origin(module, value.id, depth)
-    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-        path = module_file(module)
-        for node in _statements(path) if path else ():
-            found = _imported(module, path, node, value.value.id)
-            if found is not None:
-                return static_origin(".".join(found), value.attr, depth)
-    return None
-
-
-def _imported(module: str, path: Path | None, node: ast.AST, name: str) -> tuple[str, str] | None:
-    """The module and the name in it that a `from` statement binds to `name`."""
-    if path is None or not isinstance(node, ast.ImportFrom):
-        return None
-    for alias in node.names:
-        if (alias.asname or alias.name) == name:
-            return _source(module, path, node), alias.name
-    return None
-
-
-def _statements(path: Path) -> Iterator[ast.AST]:
-    """Every statement of a file that is not inside a function or class; none if it is not Python."""
-    try:
-        pending: list[ast.AST] = [*ast.parse(path.read_bytes()).body]
-    except (OSError, SyntaxError, ValueError):
-        return
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-
-
-def _source(module: str, path: Path, node: ast.ImportFrom) -> str:
-    """Absolute name of the module that a `from` statement reads."""
-    if not node.level:
-        return node.module or ""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return resolve_name("." * node.level + (node.module or ""), package)
-
-
-def hooks_of(candidate: Candidate) -> dict[str, str | None]:
-    """Origin of each hook of the contract in a candidate; None where it has no such hook."""
-    return {hook: static_origin(candidate.module, hook) for hook in load_contract().hooks}
 
 
 def tiers_of(candidate: Candidate) -> dict[str, str]:
@@ -164,7 +91,7 @@ def _describe(candidate: Candidate, load: bool) -> dict[str, Any]:
         "contract": manifest.contract.text if manifest else None,
         "devices": list(candidate.devices),
         "priority": candidate.priority,
-        "hooks": hooks_of(candidate),
+        "hooks": candidate.hook_origins,
         "tiers": tiers_of(candidate),
         "drifts": _drifts(candidate) if load else None,
     }

@@ -100,10 +100,13 @@ def test_a_fallback_that_cannot_run_is_an_error_of_its_own(site: Site) -> None:
         hwbackends.load("partial", fallback=True)
 
 
-def test_backends_lists_every_candidate_with_its_state(site: Site) -> None:
-    site.install("low", manifest=LOW)
+def test_backends_lists_every_candidate_with_its_state_and_its_hooks_origins(site: Site) -> None:
+    folder = site.install("low", manifest=LOW, source=plugin_source({"copy_slots": ""}))
     site.install("broken", source="1 / 0")
     assert {c.name: str(c.state) for c in hwbackends.backends()} == {"low": "available", "broken": "broken"}
+    (low,) = [candidate for candidate in hwbackends.backends() if candidate.name == "low"]
+    assert low.hook_origins["copy_slots"] is None
+    assert str(low.hook_origins["clear_slots"]).startswith(f"{folder / 'plugin.py'}:")
 
 
 def test_tracing_is_a_switch_of_the_environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
