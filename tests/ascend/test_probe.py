@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hwbackends.ascend import probe as module
 from hwbackends.ascend import tier
 from hwbackends.ascend.probe import probe
+from hwbackends.doctor import report
 
 Install = Callable[..., Path]
 BREAKS = "raise ImportError('libhccl.so: cannot open shared object file')\n"
@@ -177,3 +179,28 @@ def test_triton_beside_triton_ascend_is_not_used_unasked(install: Install, monke
     monkeypatch.setattr(tier, "version_of", {"triton-ascend": "3.2.0", "triton": "3.9.0"}.get)
     assert tier.chosen() == "torch"
     assert "both installed and share one import package" in module._tier_words()
+
+
+def test_the_doctor_tells_owners_of_an_npu_and_of_a_laptop_the_truth(
+    install: Install, toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("torch", "2.9.1")
+    laptop = ascend_of(report("npu"))
+    assert laptop["state"] == "unavailable"
+    assert laptop["reason"] == "torch_npu is not installed"
+    install("torch_npu", "2.9.1")
+    nodes(tmp_path, 1)
+    monkeypatch.setattr(module, "_not_loaded", lambda: None)
+    monkeypatch.setattr(tier, "version_of", {"triton-ascend": "3.2.0"}.get)
+    owner = ascend_of(report("npu"))
+    assert owner["state"] == "available"
+    assert owner["reason"].endswith("tier triton (triton-ascend 3.2.0) serves 9 hooks, tier torch the other 4")
+    assert owner["tiers"]["conv_decode"] == "triton"
+    assert owner["tiers"]["clear_slots"] == "torch"
+    assert report("npu")["selection"]["name"] == "ascend"
+
+
+def ascend_of(data: dict[str, Any]) -> dict[str, Any]:
+    """The doctor's entry of this backend."""
+    found: dict[str, Any] = next(item for item in data["backends"] if item["name"] == "ascend")
+    return found
