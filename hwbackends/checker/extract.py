@@ -142,6 +142,11 @@ class Extractor:
             ast.Constant: None,
             ast.Name: self._name,
             ast.Attribute: self._attribute,
+            ast.Subscript: self._subscript,
+            ast.BinOp: self._binary,
+            ast.Compare: self._compare,
+            ast.Tuple: self._elements,
+            ast.List: self._elements,
             ast.Call: self._call,
             ast.Lambda: self._lambda,
             ast.IfExp: self._ifexp,
@@ -515,12 +520,11 @@ class Extractor:
 
     def walk(self, node: ast.expr) -> None:
         """Visit every call, name and binding inside an expression."""
-        kind = type(node)
-        if kind in self._walk:
-            handler = self._walk[kind]
-            if handler is not None:
-                handler(node)
-            return
+        handler = self._walk.get(type(node), self._any_expression)
+        if handler is not None:
+            handler(node)
+
+    def _any_expression(self, node: ast.expr) -> None:
         for field in node._fields:
             value = getattr(node, field, None)
             if isinstance(value, ast.expr):
@@ -531,6 +535,23 @@ class Extractor:
                         self.walk(item)
                     elif isinstance(item, ast.AST):
                         self._generic(item)
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        self.walk(node.value)
+        self.walk(node.slice)
+
+    def _binary(self, node: ast.BinOp) -> None:
+        self.walk(node.left)
+        self.walk(node.right)
+
+    def _compare(self, node: ast.Compare) -> None:
+        self.walk(node.left)
+        for comparator in node.comparators:
+            self.walk(comparator)
+
+    def _elements(self, node: ast.Tuple | ast.List) -> None:
+        for element in node.elts:
+            self.walk(element)
 
     def _name(self, node: ast.Name) -> None:
         self.reads[-1].add(node.id)
