@@ -52,7 +52,7 @@ def argument_lists(draw: st.DrawFn) -> str:
 @st.composite
 def families(draw: st.DrawFn) -> tuple[str, str]:
     """A module with a family of classes, and the callee of a call with a receiver that is known exactly."""
-    kind = draw(st.sampled_from(["plain", "method", "static", "class", "init", "inherited"]))
+    kind = draw(st.sampled_from(["plain", "method", "static", "class", "init", "inherited", "overridden", "forwarded"]))
     parameters = draw(parameter_lists())
     slash = "/" in parameters.split(", ")
     bound = f"self, {parameters}" if parameters else "self"
@@ -64,14 +64,24 @@ def families(draw: st.DrawFn) -> tuple[str, str]:
     name = "__init__" if kind == "init" else "m"
     base = f"class Base:\n    {first_kind}def {name}({written}): self = None\n"
     other = draw(parameter_lists())
-    middle = f"class Middle(Base):\n    def other({'self, ' + other if other else 'self'}): return None\n"
+    body = f"({'self, ' + other if other else 'self'}): return None"
+    if kind == "forwarded":
+        body = "(self, *args, **kwargs): return super().m(*args, **kwargs)"
+    middle = f"class Middle(Base):\n    def {'m' if kind in ('overridden', 'forwarded') else 'other'}{body}\n"
     leaf = "class Leaf(Middle):\n    pass\n"
-    callee = {"init": "Leaf", "inherited": "Leaf().m", "class": "Leaf.m", "static": "Leaf.m"}.get(kind, "Base().m")
+    callee = {
+        "init": "Leaf",
+        "inherited": "Leaf().m",
+        "overridden": "Leaf().m",
+        "forwarded": "Leaf().m",
+        "class": "Leaf.m",
+        "static": "Leaf.m",
+    }.get(kind, "Base().m")
     return base + middle + leaf, callee
 
 
 def python_accepts(source: str, callee: str, arguments: str) -> bool:
-    """Whether the call itself succeeds. The bodies do nothing, so that a TypeError is about arguments alone.
+    """Whether the call itself succeeds. Bodies do nothing or forward, so that a TypeError is about arguments alone.
 
     `inspect.signature(...).bind` says the same, but for a positional-only parameter whose name also lands in
     `**kwargs`: Python 3.11 binds `f(a=0)` to `def f(a=None, /, **kwargs)`, and `bind` refuses it.
@@ -86,7 +96,7 @@ def python_accepts(source: str, callee: str, arguments: str) -> bool:
         called = True
     except TypeError:
         called = False
-    if not set(kwargs) & _positional_only(function):
+    if "return super()" not in source and not set(kwargs) & _positional_only(function):
         assert _binds(function, args, kwargs) == called
     return called
 
