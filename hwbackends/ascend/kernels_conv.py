@@ -4,8 +4,9 @@ triton alone, so that the lowering job compiles the very same source in an envir
 Rules of the device that shape the code. Every slot, row and length is a scalar: a vector of addresses becomes a loop
 of single loads. No load starts below its pointer. A program walks a stride of work items, because grids beyond 65,535
 fail. A tail, or a row that must not be touched, is a channel limit in the mask `d < limit`, 0 for nothing. Rows of
-v_b carry compile-time numbers where they can, and a work item loads before it stores: common-subexpression elimination
-then loads each row and each tap once, and no store overtakes a load of the same slot.
+v_b carry compile-time numbers where they can, and outputs are computed before anything is stored: elimination of equal
+loads then reads each row and each tap once. A window is read whole before it is written; where rows are written one by
+one (ring), none of them is a row that is still to be read.
 
 The sum of an output starts with the newest row's product and goes back in time, in every phase.
 """
