@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -128,7 +129,9 @@ def no_sync() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
-            torch.cuda.set_sync_debug_mode("error")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # torch says once that its check is a prototype
+                torch.cuda.set_sync_debug_mode("error")
         stack.enter_context(_SyncOps())
         stack.enter_context(_SyncFunctions())
         yield

@@ -46,7 +46,8 @@ DEVICE_ONLY: dict[str, Callable[[Tensor], object]] = {
     "where": lambda x: torch.where(x > 1, x, 0.0),
     "host-number": lambda x: x + torch.tensor(3.0),
     "fill-slice": lambda x: x[:3].fill_(4),
-    "set-number": lambda x: x.__setitem__(2, 4.0),
+    # a slice is filled; a single element would be copied from a host scalar, which waits on CUDA
+    "set-number": lambda x: x.__setitem__(slice(2, 4), 4.0),
     "cast": lambda x: x.to(torch.float64),
     "repeat-interleave-with-size": lambda x: x.repeat_interleave(x.long(), output_size=10),
     "repeat-interleave-number": lambda x: x.repeat_interleave(2),
