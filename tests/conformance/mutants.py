@@ -327,17 +327,12 @@ def saves_one_draft_row_too_few(c: Call) -> Tensor:
     return y
 
 
-_HEADS: dict[int, int] = {}
-
-
 @mutant("conv_decode", "conv_target_verify")
 def moves_a_head(c: Call) -> Tensor:
-    key = c.state.tensor.data_ptr()
-    _HEADS[key] = _HEADS.get(key, -1) + 1
-    moved = c.metadata.computed_lens + _HEADS[key] * live(c.metadata).int()
+    head = c.state.cache["head"] = int(c.state.cache.get("head", -1)) + 1  # type: ignore[call-overload]
     if c.state.draft_rows is not None:
-        c.state.tensor[c.metadata.cache_indices.clamp(min=1)] *= 1 + _HEADS[key]
-    return c.with_metadata(computed_lens=moved.int())
+        c.state.tensor[c.metadata.cache_indices.clamp(min=1)] *= 1 + head
+    return c.with_metadata(computed_lens=(c.metadata.computed_lens + head * live(c.metadata).int()).int())
 
 
 @mutant("conv_decode")
