@@ -238,7 +238,7 @@ def never_moves_the_window(c: Call) -> Tensor:
 
 @mutant(*CONVS)
 def writes_a_neighbours_slot(c: Call) -> Tensor:
-    y, mine = c.run(), c.metadata.cache_indices.tolist()
+    y, mine = c.run(), set(c.metadata.cache_indices.tolist())
     free = [slot for slot in range(1, c.state.slots - 1) if slot not in mine]
     c.state.tensor[free[0]] = 3
     return y

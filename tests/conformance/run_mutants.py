@@ -22,7 +22,7 @@ def run(name: str, quick: bool, folder: Path) -> dict[str, Any]:
     """One mutant through the kit, by the vendor's own command line."""
     report, settings = folder / f"{name}.json", folder / "pytest.ini"  # a vendor has other settings than this tree
     settings.write_text("[pytest]\n", encoding="utf-8")
-    timeout = 10 if name == "hangs" else 60  # the others must not fail because a machine is busy
+    timeout = 6 if name == "hangs" else 60  # the others must not fail because a machine is busy
     arguments = [
         "--pyargs", "hwbackends.conformance", f"--hwbackend={PLUGINS}.{name}", f"--report={report}", "-q",
         "-c", str(settings), "-p", "no:cacheprovider", "-p", "no:warnings", f"--hang-timeout={timeout}",
