@@ -4,6 +4,7 @@ contracts and manifests and its command works."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ BASE = ("click", "pluggy", "pyyaml", "rich", "markdown-it-py", "mdurl", "pygment
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would lend this checkout
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=env, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
