@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from . import platforms
 from .bind import Passed
 from .infer import Context, Inference, Value, Values, last_name, method_kind
 from .model import Call, Expr, Scope, Signature
@@ -73,6 +74,8 @@ class Candidate(NamedTuple):
     prefix: Passed = Passed(0, ())  # what partials between call and definition add
     exact: bool = True  # the receiver was constructed here, not merely declared
     declared: bool = False  # the definition that the receiver's declared type itself has, with others below it
+    modules: tuple[Ref, ...] = ()  # of a forward that takes anything: the classes whose instances run it
+    platform: str | None = None  # the hardware whose dispatch leads here
 
 
 class Reach(NamedTuple):
@@ -176,7 +179,20 @@ class Dispatcher:
                     c._replace(owner=c.owner or owner, exact=receiver[2], declared=at_top)
                     for c in self.callable(value, owner)
                 ]
+                if name in ("forward", "__call__"):
+                    found = [_dispatching(c, value, owners) for c in found]
         return found
+
+    def platform_methods(self, owner: Ref) -> list[Candidate]:
+        """The methods of a class that are named after a platform, its own and inherited ones."""
+        found: dict[Ref, Candidate] = {}
+        for name in platforms.PLATFORM_METHODS:
+            for member in self.program.members(owner, name):
+                written = member.binding[2]
+                if written is not None and written[0] == "F":
+                    for candidate in self._function((member.owner[0], written[1]), 1, owner):
+                        found.setdefault(candidate.ref, candidate._replace(platform=platforms.of_method(name)))
+        return list(found.values())
 
     def _offers(self, receiver: Value, name: str) -> list[tuple[Value, list[Ref]]]:
         key = (receiver[1], receiver[2], receiver[0] + name)
@@ -259,7 +275,13 @@ class Dispatcher:
         called = self.family(value, "__call__")
         if called or not self.program.unknown_base_or_module(value[1]):
             return called
-        return self.family(value, "forward")
+        return self.family(value, "forward") or self._behind_unseen_forward(value)
+
+    def _behind_unseen_forward(self, value: Value) -> list[Candidate]:
+        """Methods named after platforms, where a base outside the trees has the ``forward`` that chooses among them."""
+        owners = (value[1],) if value[2] else self.program.descendants(value[1])
+        seen = [owner for owner in owners if self.program.unknown_base(owner)]
+        return [c._replace(exact=value[2]) for owner in seen for c in self.platform_methods(owner)]
 
     def changes_signature(self, ref: Ref) -> bool:
         """Whether a decorator makes the callers' signature differ from the written one, as far as can be seen."""
@@ -380,8 +402,15 @@ def _decorated(scope: Scope) -> bool:
     return any(last_name(d) not in ("final", "runtime_checkable") for d in scope.decorators)
 
 
+def _dispatching(candidate: Candidate, value: Value, owners: list[Ref]) -> Candidate:
+    """A ``forward`` that takes anything, with all classes that run it."""
+    if value[0] != "B" or value[1] != candidate.ref or not (candidate.signature.vararg and candidate.signature.kwarg):
+        return candidate
+    return candidate._replace(modules=tuple(owners))
+
+
 def _unique(candidates: list[Candidate]) -> list[Candidate]:
     found: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates:
-        found.setdefault((candidate.ref, candidate.skip, candidate.prefix), candidate)
+        found.setdefault((candidate.ref, candidate.skip, candidate.prefix, candidate.modules), candidate)
     return list(found.values())

@@ -13,6 +13,7 @@ from .dispatch import Candidate, Dispatcher, Reach
 from .findings import Finding, Place, ordinal
 from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr
+from .modules import Modules
 from .program import Program, Ref
 
 # A method name that is not everybody's: two words at least, and no dunder.
@@ -51,6 +52,7 @@ class Drift:
         self.dispatcher = Dispatcher(self.inference)
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
         self.accepted: Counter[Ref] = Counter()
+        self.modules = Modules(self.dispatcher, self.forwards)
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
         self._index_calls()
@@ -153,7 +155,11 @@ class Drift:
 
     def rejections(self, file: int, call: Call, context: Context, reach: Reach) -> list[Rejection]:
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
-        verdicts = [self.verdict(c, passed) for c in reach.candidates]
+        verdicts: list[Verdict] = []
+        for candidate in reach.candidates:
+            verdicts += self.module_verdicts(candidate, passed, file, call, context) or [
+                self.verdict(candidate, passed)
+            ]
         for verdict in verdicts:
             if not verdict.mismatch.rejects and not reach.untyped:
                 self.accepted[verdict.target.ref] += 1
@@ -177,6 +183,25 @@ class Drift:
                       narrow or self.doubtful(v, accepting, reach, call, passed, context))
             for v in faulty
         ]  # fmt: skip
+
+    def module_verdicts(
+        self, candidate: Candidate, passed: Passed, file: int, call: Call, context: Context
+    ) -> list[Verdict]:
+        """One verdict for each platform's definition behind a module's ``forward`` that the call can reach."""
+        ways = self.modules.behind(candidate) if candidate.modules else []
+        if not ways or bind(candidate.signature, _with_prefix(candidate, passed), candidate.skip).rejects:
+            return []
+        rest = leftover(candidate.signature, _with_prefix(candidate, passed), candidate.skip)
+        popped = self.program.scope(candidate.ref).kwarg_popped
+        keywords = tuple(k for k in rest.keywords if k not in popped)
+        onward = Passed(rest.npos, keywords, passed.star, passed.kwstar)
+        found: dict[Ref, Verdict] = {}
+        for way in ways:
+            verdict = self.verdict(way.landing, onward)._replace(candidate=way.via._replace(exact=candidate.exact))
+            if way.landing.ref in found or not self.reachable(verdict.candidate, file, call, context, verdict.mismatch):
+                continue
+            found[way.landing.ref] = verdict
+        return list(found.values())
 
     def swallowing(self, verdicts: list[Verdict], passed: Passed) -> list[Verdict]:
         """Definitions whose unread ``**kwargs`` takes a keyword that a sibling, otherwise alike, names and reads."""
@@ -330,7 +355,7 @@ class Drift:
     def reachable(self, candidate: Candidate, file: int, call: Call, context: Context, mismatch: Mismatch) -> bool:
         conditions = self.inference.chain(file, call.guard)
         platform = self.platform_of(candidate)
-        here = platforms.of_definition(self.program.files[file].parts, "")
+        here = platforms.of_definition(self.program.files[file].parts, "") or self._method_platform(context)
         if platform and here and platform != here:
             return False
         if not platforms.can_meet(platform, conditions):
@@ -360,7 +385,14 @@ class Drift:
                     excluded += any(test is not None and holds.get(test, told) != told for test, told in chain)
         return bound > 0 and bound == excluded
 
+    def _method_platform(self, context: Context) -> str | None:
+        """What the calling method is named after; ``cuda`` is what other platforms inherit."""
+        named = platforms.of_method(self.program.scope((context.file, context.scope)).name)
+        return named if named != "cuda" else None
+
     def platform_of(self, candidate: Candidate) -> str | None:
+        if candidate.platform is not None:
+            return candidate.platform
         ref = candidate.ref
         class_name = self.program.scope(ref).qualname.rpartition(".")[0]
         found = platforms.of_definition(self.program.files[ref[0]].parts, class_name)

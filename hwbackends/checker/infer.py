@@ -603,6 +603,16 @@ class Inference:
                 return found
         return found
 
+    def held(self, owner: Ref, name: str) -> Values:
+        """Everything that methods of a class and of its bases assign to ``self.name``, ``None`` aside."""
+        found: set[Value] = set()
+        for item in self.program.mro(owner):
+            for scope, guard, expr in self.program.scope(item).attributes.get(name, ()):
+                if expr != ("k", None):
+                    line = self.program.files[item[0]].facts.scopes[scope].line + 100_000
+                    found |= self.evaluate(expr, Context(item[0], scope, line, guard, owner, True))
+        return frozenset(found)
+
     def _members_as_values(self, members: list[Member], receiver: Value, missing: Values = ANY) -> Values:
         if not members:
             return missing

@@ -34,6 +34,14 @@ def of_definition(parts: tuple[str, ...], class_name: str) -> str | None:
     return None
 
 
+def of_method(name: str) -> str | None:
+    """The hardware that a method is named after: ``forward_npu``; None for shared code."""
+    return _ALIASES.get(name.removeprefix("forward_")) if name.startswith("forward_") else None
+
+
+PLATFORM_METHODS = tuple(f"forward_{word}" for word in (*_ALIASES, "native"))
+
+
 def of_condition(test: Expr | None) -> frozenset[str]:
     """The hardware that a test asks for, as ``is_npu()``, ``_is_hip`` or ``device == "xpu"``; empty for none."""
     if test is None:
