@@ -76,6 +76,7 @@ class Candidate(NamedTuple):
     declared: bool = False  # the definition that the receiver's declared type itself has, with others below it
     modules: tuple[Ref, ...] = ()  # of a forward that takes anything: the classes whose instances run it
     platform: str | None = None  # the hardware whose dispatch leads here
+    dispatched: bool = False  # one of the methods that a module's forward chooses from
 
 
 class Reach(NamedTuple):
@@ -190,9 +191,18 @@ class Dispatcher:
             for member in self.program.members(owner, name):
                 written = member.binding[2]
                 if written is not None and written[0] == "F":
-                    for candidate in self._function((member.owner[0], written[1]), 1, owner):
+                    for candidate in self._method((member.owner[0], written[1]), owner):
                         found.setdefault(candidate.ref, candidate._replace(platform=platforms.of_method(name)))
         return list(found.values())
+
+    def _method(self, ref: Ref, owner: Ref) -> list[Candidate]:
+        kind = method_kind(self.program.scope(ref))
+        return [] if kind == "property" else self._function(ref, 0 if kind == "static" else 1, owner)
+
+    def provides(self, owner: Ref, ref: Ref) -> bool:
+        """Whether a class has a method, its own or an inherited one, that nothing nearer hides."""
+        place = (ref[0], self.program.scope(ref).parent)
+        return any(member.owner == place for member in self.program.members(owner, self.program.scope(ref).name))
 
     def _offers(self, receiver: Value, name: str) -> list[tuple[Value, list[Ref]]]:
         key = (receiver[1], receiver[2], receiver[0] + name)
@@ -281,7 +291,7 @@ class Dispatcher:
         """Methods named after platforms, where a base outside the trees has the ``forward`` that chooses among them."""
         owners = (value[1],) if value[2] else self.program.descendants(value[1])
         seen = [owner for owner in owners if self.program.unknown_base(owner)]
-        return [c._replace(exact=value[2]) for owner in seen for c in self.platform_methods(owner)]
+        return [c._replace(exact=value[2], dispatched=True) for owner in seen for c in self.platform_methods(owner)]
 
     def changes_signature(self, ref: Ref) -> bool:
         """Whether a decorator makes the callers' signature differ from the written one, as far as can be seen."""

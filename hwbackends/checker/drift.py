@@ -27,6 +27,11 @@ class Verdict(NamedTuple):
     target: Candidate
     mismatch: Mismatch
 
+    @property
+    def kind(self) -> tuple[Ref, bool]:
+        """The definition, and whether a module's dispatch led to it: calls of both kinds are counted apart."""
+        return self.target.ref, self.candidate.dispatched
+
 
 class Rejection(NamedTuple):
     """A definition that rejects a call, among those that accept it and ``rejecting`` that do not."""
@@ -40,6 +45,7 @@ class Rejection(NamedTuple):
     untyped: bool  # the candidates were found by name alone
     hardware: bool  # the definition is written for one kind of hardware
     doubtful: bool  # the receiver is probably not what its declaration says
+    divided: bool  # the same module, on another platform, accepts
 
 
 class Drift:
@@ -51,7 +57,7 @@ class Drift:
         self.inference.link_classes()
         self.dispatcher = Dispatcher(self.inference)
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
-        self.accepted: Counter[Ref] = Counter()
+        self.accepted: Counter[tuple[Ref, bool]] = Counter()  # by definition, and whether a module's dispatch led to it
         self.modules = Modules(self.dispatcher, self.forwards)
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
@@ -80,13 +86,13 @@ class Drift:
     def check(self, jobs: int = 1) -> list[Finding]:
         """All calls; a rejection is weighed once all of them are known."""
         rejections = self.collect(range(len(self.program.files))) if jobs < 2 else self._collect_in_processes(jobs)
-        sites: dict[Ref, set[tuple[int, int]]] = defaultdict(set)
+        sites: dict[tuple[Ref, bool], set[tuple[int, int]]] = defaultdict(set)
         for item in rejections:
-            sites[item.verdict.target.ref].add((item.file, item.call.line))
+            sites[item.verdict.kind].add((item.file, item.call.line))
         weighed = []
         for item in rejections:
-            ref = item.verdict.target.ref
-            weighed.append((item, confidence(item, len(sites[ref]), self.accepted[ref])))
+            kind = item.verdict.kind
+            weighed.append((item, confidence(item, len(sites[kind]), self.accepted[kind])))
         return self.findings(self._thinned(weighed))
 
     def collect(self, files: Iterable[int]) -> list[Rejection]:
@@ -118,7 +124,7 @@ class Drift:
         """One call stands for all where a definition rejects many calls for the same reason."""
         groups: dict[tuple[object, ...], list[tuple[Rejection, str]]] = defaultdict(list)
         for item, level in weighed:
-            groups[(item.verdict.target.ref, item.verdict.mismatch.unknown, level)].append((item, level))
+            groups[(item.verdict.kind, item.verdict.mismatch.unknown, level)].append((item, level))
         found = []
         for group in groups.values():
             if len(group) > 4 and group[0][1] != "low":
@@ -155,14 +161,10 @@ class Drift:
 
     def rejections(self, file: int, call: Call, context: Context, reach: Reach) -> list[Rejection]:
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
-        verdicts: list[Verdict] = []
-        for candidate in reach.candidates:
-            verdicts += self.module_verdicts(candidate, passed, file, call, context) or [
-                self.verdict(candidate, passed)
-            ]
+        verdicts = self.verdicts(reach.candidates, passed, file, call, context)
         for verdict in verdicts:
             if not verdict.mismatch.rejects and not reach.untyped:
-                self.accepted[verdict.target.ref] += 1
+                self.accepted[verdict.kind] += 1
         verdicts += self.swallowing(verdicts, passed) if len(verdicts) > 1 and call.keywords else []
         faulty = [v for v in verdicts if v.mismatch.rejects or v.mismatch.swallowed]
         if not faulty:
@@ -180,28 +182,40 @@ class Drift:
         return [
             Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
                       self.platform_of(v.candidate) is not None,
-                      narrow or self.doubtful(v, accepting, reach, call, passed, context))
+                      narrow or self.doubtful(v, accepting, reach, call, passed, context),
+                      self.divided(v, verdicts))
             for v in faulty
         ]  # fmt: skip
 
-    def module_verdicts(
-        self, candidate: Candidate, passed: Passed, file: int, call: Call, context: Context
+    def verdicts(
+        self, candidates: list[Candidate], passed: Passed, file: int, call: Call, context: Context
     ) -> list[Verdict]:
-        """One verdict for each platform's definition behind a module's ``forward`` that the call can reach."""
-        ways = self.modules.behind(candidate) if candidate.modules else []
-        if not ways or bind(candidate.signature, _with_prefix(candidate, passed), candidate.skip).rejects:
-            return []
-        rest = leftover(candidate.signature, _with_prefix(candidate, passed), candidate.skip)
-        popped = self.program.scope(candidate.ref).kwarg_popped
-        keywords = tuple(k for k in rest.keywords if k not in popped)
-        onward = Passed(rest.npos, keywords, passed.star, passed.kwstar)
-        found: dict[Ref, Verdict] = {}
-        for way in ways:
-            verdict = self.verdict(way.landing, onward)._replace(candidate=way.via._replace(exact=candidate.exact))
-            if way.landing.ref in found or not self.reachable(verdict.candidate, file, call, context, verdict.mismatch):
+        """What each candidate says; instead of a module's ``forward``, each platform's definition behind it."""
+        found: list[Verdict] = []
+        behind: dict[Ref, Verdict] = {}
+        for candidate in candidates:
+            ways = self.modules.behind(candidate) if candidate.modules else []
+            if not ways and not candidate.dispatched:
+                found.append(self.verdict(candidate, passed))
                 continue
-            found[way.landing.ref] = verdict
-        return list(found.values())
+            onward = self._handed_on(candidate, passed) if ways else passed
+            if onward is None:
+                found.append(self.verdict(candidate, passed))
+                continue
+            for way in ways or self.modules.direct(candidate):
+                verdict = self.verdict(way.landing, onward)._replace(candidate=way.via._replace(exact=candidate.exact))
+                if self.reachable(verdict.candidate, file, call, context, verdict.mismatch):
+                    behind.setdefault(way.landing.ref, verdict)
+        return found + list(behind.values())
+
+    def _handed_on(self, forward: Candidate, passed: Passed) -> Passed | None:
+        """What a ``forward`` hands on of a call; None where it does not take the call itself."""
+        given = _with_prefix(forward, passed)
+        if bind(forward.signature, given, forward.skip).rejects:
+            return None
+        rest = leftover(forward.signature, given, forward.skip)
+        popped = self.program.scope(forward.ref).kwarg_popped
+        return Passed(rest.npos, tuple(k for k in rest.keywords if k not in popped), passed.star, passed.kwstar)
 
     def swallowing(self, verdicts: list[Verdict], passed: Passed) -> list[Verdict]:
         """Definitions whose unread ``**kwargs`` takes a keyword that a sibling, otherwise alike, names and reads."""
@@ -241,7 +255,7 @@ class Drift:
     ) -> bool:
         """Signs that the call is meant for something else than its receiver's declared type offers."""
         target = verdict.target
-        if accepting and self._asks_receiver(call, context):
+        if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
         if reach.untyped:
             return bool(accepting) and not any(self.related(target, v.target) for v in accepting)
@@ -249,6 +263,8 @@ class Drift:
             return True
         if not accepting:
             return not verdict.candidate.exact and self._accepted_elsewhere(last_name(call.func), passed, target)
+        if verdict.candidate.dispatched:  # a module of another class, with another protocol, accepts
+            return not any(self._in_line(target, v.target) for v in accepting)
         related = [v for v in accepting if self.related(target, v.target)]
         if self.program.scope(target.ref).name in ("forward", "__call__") and last_name(call.func) not in (
             "forward", "__call__",
@@ -264,12 +280,14 @@ class Drift:
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False
 
-    def _asks_receiver(self, call: Call, context: Context) -> bool:
+    def _asks_receiver(self, call: Call, context: Context, module: bool) -> bool:
         """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""
-        if call.func[0] != "a" or call.func[1] in (("n", "self"), ("n", "cls")):
+        called_itself = module and last_name(call.func) not in ("forward", "__call__")
+        receiver = call.func if called_itself else call.func[1]
+        if call.func[0] != "a" or receiver in (("n", "self"), ("n", "cls")):
             return False
         return any(
-            test is not None and _reads_attribute(test, call.func[1])
+            test is not None and _reads_attribute(test, receiver)
             for test, _ in self.inference.chain(context.file, call.guard)
         )
 
@@ -278,6 +296,20 @@ class Drift:
         if left.owner is None or right.owner is None:
             return left.owner is right.owner
         return bool(set(self.program.mro(left.owner)) & set(self.program.mro(right.owner)))
+
+    def divided(self, verdict: Verdict, verdicts: list[Verdict]) -> bool:
+        """Whether a module, and no other is called, rejects on one platform what it accepts on another."""
+        owner = verdict.candidate.owner
+        if owner is None or not verdict.candidate.dispatched:
+            return False
+        same = all(v.candidate.dispatched and self.dispatcher.provides(owner, v.target.ref) for v in verdicts)
+        return same and any(not v.mismatch.rejects for v in verdicts)
+
+    def _in_line(self, left: Candidate, right: Candidate) -> bool:
+        """Whether one method's class is the other's, or derives from it."""
+        if left.owner is None or right.owner is None:
+            return False
+        return left.owner in self.program.mro(right.owner) or right.owner in self.program.mro(left.owner)
 
     def _accepted_elsewhere(self, name: str, passed: Passed, target: Candidate) -> bool:
         for ref in self.program.methods_named.get(name, ()):
@@ -541,6 +573,8 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         if item.untyped:
             return "medium" if sites < 3 and item.rejecting > 1 and _mostly_known(item) else "low"
         return "high" if item.complete else "medium"
+    if item.divided:
+        return "high" if item.complete else "medium"
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.rejecting
@@ -688,7 +722,7 @@ _shared: Drift | None = None
 _WORTH_FORKING = 20_000
 
 
-def _collect_part(number: int, jobs: int) -> tuple[list[Rejection], Counter[Ref]]:
+def _collect_part(number: int, jobs: int) -> tuple[list[Rejection], Counter[tuple[Ref, bool]]]:
     assert _shared is not None
     return _shared.collect(range(number, len(_shared.program.files), jobs)), _shared.accepted
 

@@ -45,6 +45,11 @@ class Modules:
                 found.setdefault((way.landing.ref, way.via.ref), way)
         return sorted(found.values(), key=lambda way: (way.landing.ref, way.via.ref != way.landing.ref, way.via.ref))
 
+    def direct(self, candidate: Candidate) -> list[Behind]:
+        """Where one method ends that a ``forward`` outside the trees can choose."""
+        owner = candidate.owner or candidate.ref
+        return [Behind(candidate, landing) for landing in self._landings(candidate, owner, frozenset())]
+
     def _of_class(self, forward: Ref, owner: Ref) -> list[Behind]:
         methods: dict[Ref, Candidate] = {}
         for call in self._whole(forward):
@@ -57,7 +62,7 @@ class Modules:
             platform = platforms.of_method(self.program.scope(ref).name)
             if platform and own and platform != own:
                 continue
-            via = method._replace(platform=platform)
+            via = method._replace(platform=platform, dispatched=True)
             ways += [Behind(via, landing) for landing in self._landings(method, owner, frozenset())]
         return ways
 
@@ -97,7 +102,7 @@ class Modules:
         return self.inference.evaluate(func, context)
 
     def _method(self, value: Value, owner: Ref) -> Candidate | None:
-        if value[0] != "B" or (value[1][0], self.program.scope(value[1]).parent) not in self.program.mro(owner):
+        if value[0] not in "BF" or (value[1][0], self.program.scope(value[1]).parent) not in self.program.mro(owner):
             return None
         found = self.dispatcher.callable(value, owner)
         return found[0]._replace(owner=owner) if found else None
