@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hwbackends.checker.suppress import Selection
 from tests.checker.trees import brief, line_of, shown, write
 
 
@@ -366,37 +365,148 @@ def test_a_forwarder_is_followed_to_what_it_forwards_to(tmp_path: Path) -> None:
     assert brief(shown(tmp_path)) == {("HWB105", "inner", ("bias",))}
 
 
+DISPATCHING = """
+    import torch.nn as nn
+    class CustomOp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._forward_method = self.dispatch_forward()
+        def forward(self, *args, **kwargs):
+            return self._forward_method(*args, **kwargs)
+        def forward_native(self, *args, **kwargs):
+            raise NotImplementedError
+        def forward_cuda(self, *args, **kwargs):
+            raise NotImplementedError
+        def forward_hip(self, *args, **kwargs):
+            return self.forward_cuda(*args, **kwargs)
+        def forward_npu(self, *args, **kwargs):
+            return self.forward_native(*args, **kwargs)
+        def dispatch_forward(self):
+            if is_npu():
+                return self.forward_npu
+            elif is_hip():
+                return self.forward_hip
+            elif is_cuda():
+                return self.forward_cuda
+            return self.forward_native
+"""
+NORM = """
+    from ops import CustomOp
+    class Norm(CustomOp):
+        def forward_cuda(self, x, residual=None, post=None):
+            return x, residual, post
+        def forward_npu(self, x, residual=None):
+            return x, residual
+"""
+LAYER = """
+    import torch.nn as nn
+    from norm import Norm
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Norm()
+        def forward(self, x):
+            {call}
+"""
+
+
+def modules(
+    root: Path, call: str, norm: str = NORM, ops: str | None = DISPATCHING
+) -> set[tuple[str, str, tuple[str, ...]]]:
+    """What is shown for one call of a module whose base dispatches per platform."""
+    files = {"norm.py": norm, "layer.py": LAYER.format(call=call)}
+    return brief(shown(write(root, files if ops is None else {**files, "ops.py": ops})))
+
+
 def test_calling_a_module_runs_forward_and_the_platform_method_behind_it(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "layers.py": """
-                import torch.nn as nn
-                class CustomOp(nn.Module):
-                    def __init__(self):
-                        super().__init__()
-                        self._forward_method = self.dispatch_forward()
-                    def forward(self, *args, **kwargs):
-                        return self._forward_method(*args, **kwargs)
-                    def dispatch_forward(self):
-                        if is_npu():
-                            return self.forward_npu
-                        return self.forward_cuda
-                class Norm(CustomOp):
-                    def forward_cuda(self, x, residual=None, post=None):
-                        return x, residual, post
-                    def forward_npu(self, x, residual=None):
-                        return x, residual
-                class Layer(nn.Module):
-                    def __init__(self):
-                        self.norm = Norm()
-                    def forward(self, x):
-                        return self.norm(x, post=1)
-            """
-        },
+    wanted = {("HWB101", "Norm.forward_npu", ("post",))}
+    assert modules(tmp_path / "attribute", "return self.norm(x, post=1)") == wanted
+    assert modules(tmp_path / "local", "norm = Norm(); return norm(x, post=1)") == wanted
+    assert modules(tmp_path / "forward", "return self.norm.forward(x, post=1)") == wanted
+    assert not modules(tmp_path / "good", "return self.norm(x, residual=1)")
+
+
+def test_each_rule_holds_behind_a_modules_forward(tmp_path: Path) -> None:
+    assert modules(tmp_path / "keyword", "return self.norm(x, nobody=1)") == {
+        ("HWB105", "Norm.forward_cuda", ("nobody",)),
+        ("HWB105", "Norm.forward_npu", ("nobody",)),
+    }
+    assert modules(tmp_path / "position", "return self.norm(x, 1, 2)") == {
+        ("HWB103", "Norm.forward_npu", ("post (3rd positional)",))
+    }
+    stricter = NORM.replace("forward_npu(self, x, residual=None)", "forward_npu(self, x, residual)")
+    assert modules(tmp_path / "required", "return self.norm(x)", stricter) == {
+        ("HWB102", "Norm.forward_npu", ("residual",))
+    }
+    assert modules(tmp_path / "all", "return self.norm()") == {
+        ("HWB106", "Norm.forward_cuda", ("x",)),
+        ("HWB106", "Norm.forward_npu", ("x",)),
+    }
+
+
+def test_a_platform_that_a_module_leaves_to_its_base_is_not_held_against_it(tmp_path: Path) -> None:
+    native = NORM.replace("forward_npu(self, x, residual=None)", "forward_native(self, x, residual=None)")
+    cuda_alone = NORM.partition("        def forward_npu")[0]
+    assert modules(tmp_path / "inherited", "return self.norm(x, post=1)", native) == {
+        ("HWB101", "Norm.forward_native", ("post",))
+    }
+    assert not modules(tmp_path / "declared", "return self.norm(x, post=1)", cuda_alone)
+
+
+def test_hardware_tests_around_a_modules_call_choose_its_method(tmp_path: Path) -> None:
+    assert not modules(tmp_path / "hip", "if is_hip(): return self.norm(x, post=1)")
+    assert not modules(tmp_path / "cuda", "if is_cuda(): return self.norm(x, post=1)")
+    assert modules(tmp_path / "npu", "if is_npu(): return self.norm(x, post=1)") == {
+        ("HWB105", "Norm.forward_npu", ("post",))
+    }
+
+
+def test_a_method_pinned_by_the_subclass_joins_those_of_the_base(tmp_path: Path) -> None:
+    pinned = (
+        NORM
+        + """
+        def __init__(self, fast=False):
+            super().__init__()
+            if fast:
+                self._forward_method = self.forward_fused
+        def forward_fused(self, x):
+            return x
+"""
     )
-    found = shown(tmp_path, selection=Selection(confidence="low"))
-    assert ("HWB101", "Norm.forward_npu", ("post",)) in brief(found), found
+    assert modules(tmp_path, "return self.norm(x, post=1)", pinned) == {
+        ("HWB101", "Norm.forward_npu", ("post",)),
+        ("HWB101", "Norm.forward_fused", ("post",)),
+    }
+
+
+def test_platform_methods_are_known_by_name_where_their_base_or_its_choice_cannot_be_seen(tmp_path: Path) -> None:
+    wanted = {("HWB101", "Norm.forward_npu", ("post",))}
+    assert modules(tmp_path / "outside", "return self.norm(x, post=1)", ops=None) == wanted
+    by_name = """
+        import torch.nn as nn
+        class CustomOp(nn.Module):
+            def forward(self, *args, backend=None, **kwargs):
+                method = getattr(self, f"forward_{platform()}")
+                return method(*args, **kwargs)
+    """
+    assert modules(tmp_path / "named", "return self.norm(x, post=1)", ops=by_name) == wanted
+    assert not modules(tmp_path / "taken", "return self.norm(x, backend=1)", ops=by_name)
+
+
+def test_another_class_that_an_attribute_may_hold_is_another_protocol(tmp_path: Path) -> None:
+    two = (
+        NORM
+        + """
+    class Gated(CustomOp):
+        def forward_cuda(self, x, gate, shift):
+            return x, gate, shift
+        def forward_npu(self, x, gate, shift):
+            return x, gate, shift
+"""
+    )
+    layer = LAYER.replace("import Norm", "import Gated, Norm").replace("Norm()", "Norm() if plain() else Gated()")
+    files = {"ops.py": DISPATCHING, "norm.py": two, "layer.py": layer.format(call="return self.norm(x, 1)")}
+    assert not shown(write(tmp_path, files))
 
 
 def test_packages_need_no_init_file(tmp_path: Path) -> None:
