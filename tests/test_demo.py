@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_prompts_are_of_every_kind() -> None:
     assert max(sizes) <= 160
     shared = [any(p[:32] == q[:32] for q in prompts[:index] if len(q) > 32) for index, p in enumerate(prompts)]
     assert any(shared)
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), "99999999999999999999999"])
+def test_a_seed_out_of_range_is_named(seed: str) -> None:
+    result = demo("--seed", seed)
+    assert result.exit_code == 2
+    assert "'--seed'" in result.stderr
+
+
+def test_an_interrupt_while_torch_is_imported_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, name: str, *args: Any) -> None:
+            if name == "hwbackends.demo.serve":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "hwbackends.demo.serve")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    result = demo()
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
 def test_an_interrupt_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,23 @@ def new_backend(name: str, device: str, folder: str | None) -> None:
         raise click.BadParameter(
             f"got {name!r}, wanted small letters, digits and _, such as 'myvendor'", param_hint="NAME"
         )
+    if not re.fullmatch(r"[a-z]+", device):
+        raise click.BadParameter(f"got {device!r}, wanted a device type, such as 'cuda'", param_hint="--device")
     root = Path(folder) if folder else Path(f"hwbackends-{name.replace('_', '-')}")
     if root.exists() and any(root.iterdir()):
         raise click.ClickException(f"{root} is not empty; name another folder with --folder")
-    for path, text in files(name, device).items():
+    try:
+        _write(root, files(name, device))
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}; name another folder with --folder") from error
+    click.echo(f"wrote {root}; next:\n  pip install -e {root}\n  hwbackends conformance run {name} --device {device}")
+
+
+def _write(root: Path, texts: dict[str, str]) -> None:
+    for path, text in texts.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {root}; next:\n  pip install -e {root}\n  hwbackends conformance run {name} --device {device}")
 
 
 def files(name: str, device: str) -> dict[str, str]:

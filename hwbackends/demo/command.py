@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hwbackends.errors import MissingPackageError
+SEEDS = click.IntRange(0, 2**32 - 1)
 
 
 @click.command()
@@ -18,7 +18,7 @@ from hwbackends.errors import MissingPackageError
 @click.option("--draft", type=click.IntRange(0, 15), default=3, show_default=True, help="Drafts per verify step.")
 @click.option("--requests", type=click.IntRange(1, 256), default=10, show_default=True, help="Requests to serve.")
 @click.option("--text", type=click.Path(path_type=Path), default=None, help="UTF-8 file to take the prompts from.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights, prompts and drafts.")
+@click.option("--seed", type=SEEDS, default=0, show_default=True, help="Seed of weights, prompts and drafts.")
 @click.option("--emulate", is_flag=True, help="Emulate an npu device on the CPU; a host sync in the model fails.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.pass_context
@@ -43,13 +43,10 @@ def demo(
     try:
         from hwbackends.demo.report import show
         from hwbackends.demo.serve import DemoSettings, run_demo
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise MissingPackageError("hwbackends demo", package, "transformers") from error
-    settings = DemoSettings(model, backend, device, layout, draft, requests, text, seed, emulate)  # type: ignore[arg-type]
-    try:
+
+        settings = DemoSettings(model, backend, device, layout, draft, requests, text, seed, emulate)  # type: ignore[arg-type]
         result = run_demo(settings, quiet=as_json)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the imports take seconds too
         click.echo("interrupted", err=True)
         ctx.exit(130)
     show(result, as_json)

@@ -114,6 +114,21 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("device", ["cuda:0", "bad dev", 'x"y', ""])
+def test_a_device_that_is_no_type_is_refused(device: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["new-backend", "acme", "--device", device, "--folder", str(tmp_path / "made")])
+    assert done.exit_code == 2
+    assert "wanted a device type" in done.output
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = CliRunner().invoke(main, ["new-backend", "acme", "--folder", str(tmp_path / "file" / "made")])
+    assert done.exit_code == 1
+    assert "name another folder with --folder" in done.output
+
+
 def test_the_device_and_the_name_reach_every_file() -> None:
     made = files("my_chip", "npu")
     assert "my_chip" in made["pyproject.toml"]
