@@ -118,6 +118,8 @@ def prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> 
         tensor(hook, "batch.num_reqs_device", batch.num_reqs_device, (torch.int32,), (1,), pool.device)
     if not 0 <= batch.num_reqs <= rows:
         raise ShapeError(hook, "batch.num_reqs", batch.num_reqs, f"0..{rows}, the rows of req_pool_indices")
+    if batch.num_tokens < 0:
+        raise ShapeError(hook, "batch.num_tokens", batch.num_tokens, "the step's rows of x, 0 or more")
     if out.num_reqs != rows or out.cache_indices.shape[0] != rows:
         raise ShapeError(hook, "out", f"{out.num_reqs} requests", f"{rows}, the rows of req_pool_indices")
     _needs(hook, batch, pool)

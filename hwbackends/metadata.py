@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from hwbackends.errors import GraphLimitError
+from hwbackends.errors import ArgumentError, GraphLimitError
 
 PADDED = -1
 """The value that prepared index tensors hold in padded rows. Convs treat every slot <= 0 as padded."""
@@ -82,7 +82,14 @@ class StepBatch:
 
     @property
     def padded_reqs(self) -> int:
-        """B: rows of `req_pool_indices`, padded ones counted."""
+        """B: rows of `req_pool_indices`, padded ones counted.
+
+        Raises:
+            ArgumentError: `req_pool_indices` is no tensor.
+        """
+        if not isinstance(self.req_pool_indices, Tensor):
+            got = type(self.req_pool_indices).__name__
+            raise ArgumentError("StepBatch", "req_pool_indices", got, "a tensor [B] of request rows")
         return self.req_pool_indices.shape[0]
 
     @property

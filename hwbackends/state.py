@@ -304,6 +304,8 @@ class StatePool:
         if index is None:
             raise ArgumentError("StatePool.conv_state", "layer_id", layer_id, f"one of {list(self.layer_ids)}")
         names = (stream,) if isinstance(stream, str) else stream
+        if not names:
+            raise ArgumentError("StatePool.conv_state", "stream", "no stream", "at least one")
         for name in names:
             if name not in self.conv_streams:
                 known = ", ".join(self.conv_streams)
@@ -454,6 +456,9 @@ def _allocate_streams(
     names = [stream.name for stream in streams]
     if not names or len(set(names)) != len(names):
         raise ArgumentError("StatePool", "streams", names, "at least one stream, each name once")
+    for stream in streams:
+        if stream.dim < 1:
+            raise ArgumentError("StatePool", "streams", f"{stream.name} of {stream.dim} channels", "at least 1")
     by_dtype: dict[torch.dtype, list[ConvStream]] = {}
     for stream in streams:
         if stream.dtype not in STATE_DTYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from hwbackends.errors import (
     GraphLimitError,
     HookNotImplementedError,
     MissingArgumentError,
+    ShapeError,
     TreeDraftsError,
 )
 from hwbackends.metadata import ForwardMode, StepBatch
@@ -193,6 +195,17 @@ def test_asking_before_any_step_or_for_an_unknown_layer_is_an_error() -> None:
     sidecar.init_forward_metadata(decode([5]))
     with pytest.raises(ArgumentError, match="layer_id"):
         sidecar.conv_state_metadata(3)
+
+
+@pytest.mark.parametrize(("rows", "got"), [(None, "NoneType"), ([5], "list")])
+def test_request_rows_that_are_no_tensor_are_named(rows: list[int] | None, got: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"StepBatch: req_pool_indices: got {got}, wanted a tensor \[B\]"):
+        make_sidecar(make_pool()).init_forward_metadata(replace(decode([5]), req_pool_indices=rows))
+
+
+def test_a_negative_number_of_tokens_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"prepare_extend_metadata: batch.num_tokens: got -1, wanted the step's rows"):
+        make_sidecar(make_pool()).init_forward_metadata(replace(extend([5], [7], [0]), num_tokens=-1))
 
 
 @pytest.mark.parametrize(

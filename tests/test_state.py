@@ -69,6 +69,11 @@ def test_other_streams_cannot_be_merged(names: tuple[str, ...]) -> None:
         pool().conv_state(names, 3)
 
 
+def test_a_view_of_no_stream_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="stream: got no stream, wanted at least one"):
+        pool().conv_state((), 3)
+
+
 @pytest.mark.parametrize(
     ("stream", "layer", "text"),
     [("q", 3, "got 'q', wanted one of k, v, attn"), ("k", 0, r"got 0, wanted one of \[3, 7\]")],
@@ -98,6 +103,12 @@ def test_an_unknown_stream_or_layer_is_named(stream: str, layer: int, text: str)
 def test_a_pool_that_cannot_work_is_refused(changes: dict[str, Any], error: type[ArgumentError], text: str) -> None:
     with pytest.raises(error, match=text):
         pool(**changes)
+
+
+@pytest.mark.parametrize("dim", [0, -3])
+def test_a_stream_without_channels_is_refused(dim: int) -> None:
+    with pytest.raises(ArgumentError, match=f"streams: got v of {dim} channels, wanted at least 1"):
+        StatePool([ConvStream("k", 5), ConvStream("v", dim)], num_slots=3, width=4)
 
 
 @pytest.mark.parametrize(
