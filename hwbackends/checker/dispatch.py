@@ -319,7 +319,10 @@ class Dispatcher:
         """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given."""
         scopes = self.program.files[ref[0]].facts.scopes
         inner = [s for s in scopes if s.parent == ref[1] and s.kind == "f"]
-        if factory:
+        signature = scopes[ref[1]].signature
+        # With a default for what it decorates it is a factory too: ``@traced`` and ``@traced(name="x")``.
+        either = bool(signature and set(signature.positional[:1]) & set(signature.defaults))
+        if factory or either:
             inner += [s for t in inner for s in scopes if s.kind == "f" and scopes[s.parent] is t]
         takes_all = [s for s in inner if s.signature and s.signature.vararg and s.signature.kwarg]
         if any(s.kwarg_popped or s.kwarg_edited for s in takes_all):

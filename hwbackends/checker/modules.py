@@ -62,8 +62,9 @@ class Modules:
             platform = platforms.of_method(self.program.scope(ref).name)
             if platform and own and platform != own:
                 continue
-            via = method._replace(platform=platform, dispatched=True)
-            ways += [Behind(via, landing) for landing in self._landings(method, owner, frozenset())]
+            for landing in self._landings(method, owner, frozenset()):
+                ends = platform or platforms.of_method(self.program.scope(landing.ref).name)
+                ways.append(Behind(method._replace(platform=ends, dispatched=True), landing))
         return ways
 
     def _whole(self, ref: Ref) -> list[Call]:

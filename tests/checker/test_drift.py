@@ -493,6 +493,21 @@ def test_platform_methods_are_known_by_name_where_their_base_or_its_choice_canno
     assert not modules(tmp_path / "taken", "return self.norm(x, backend=1)", ops=by_name)
 
 
+def test_a_forward_under_a_decorator_that_works_with_and_without_options_is_followed(tmp_path: Path) -> None:
+    traced = (
+        DISPATCHING.replace("def forward(self", "@traced\n        def forward(self")
+        + """
+    def traced(func=None, *, name=None):
+        def decorator(f):
+            def wrapper(*args, **kwargs):
+                return f(*args, **kwargs)
+            return wrapper
+        return decorator if func is None else decorator(func)
+"""
+    )
+    assert modules(tmp_path, "return self.norm(x, post=1)", ops=traced) == {("HWB101", "Norm.forward_npu", ("post",))}
+
+
 def test_another_class_that_an_attribute_may_hold_is_another_protocol(tmp_path: Path) -> None:
     two = (
         NORM
