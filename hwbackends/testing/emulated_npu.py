@@ -189,6 +189,8 @@ def _install() -> tuple[Any, ...]:
     factories.impl("empty_strided", _empty_strided, "PrivateUse1")
     for name in _FACTORIES:
         factories.impl(name, _factory(name), "PrivateUse1")
+    # `with torch.device(...)` knows constructors by identity, from its first use on: let it see torch's own ones
+    torch.utils._device._device_constructors()
     for name in ("tensor", "as_tensor", "asarray"):
         setattr(torch, name, _from_host(getattr(torch, name)))
     return every_op, factories

@@ -119,3 +119,9 @@ def test_a_module_moves_and_copies_with_its_parameters(t: torch.Tensor) -> None:
 def test_an_output_that_would_be_resized_is_refused(t: torch.Tensor) -> None:
     with pytest.raises(HwBackendsError, match="wanted an output of the right shape"):
         torch.add(t, t, out=torch.empty(0, device=t.device))
+
+
+@pytest.mark.parametrize("make", ["tensor", "as_tensor", "asarray"])
+def test_a_default_device_still_reaches_the_constructors_that_emulation_wraps(make: str) -> None:
+    with torch.device("meta"):
+        assert getattr(torch, make)([1.0]).device.type == "meta"
