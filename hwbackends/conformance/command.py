@@ -46,7 +46,10 @@ def run(
 
 
 def _read(path: str) -> dict[str, Any]:
-    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.ClickException(f"{path}: not a conformance report: {error}") from error
     if not isinstance(data, dict) or "clauses" not in data:
         raise click.ClickException(f"{path}: not a conformance report")
     return data

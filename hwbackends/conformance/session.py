@@ -27,11 +27,31 @@ def test_id(item: pytest.Function) -> str:
     return f"{item.module.__name__.rpartition('.')[2]}.py::{item.name}"
 
 
+def _check_options(hang_timeout: float, report: str | None) -> None:
+    """Refuse before the run what would spoil its end."""
+    if not hang_timeout > 0:
+        raise pytest.UsageError(f"--hang-timeout: got {hang_timeout}, wanted more than 0 seconds")
+    if report is None:
+        return
+    path = Path(report)
+    if path.suffix == ".html":
+        raise pytest.UsageError(
+            f"--report: got {report}, wanted a JSON file; the page beside it takes the suffix .html"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise pytest.UsageError(f"--report: got {report}: {error.strerror}, wanted a file that can be made") from error
+    if path.is_dir():
+        raise pytest.UsageError(f"--report: got {report}, a folder, wanted a file")
+
+
 class Session:
     """One run of the kit; registered as a pytest plugin."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
+        _check_options(option.hang_timeout, option.report)
         self.config = config
         self.is_xdist_worker = hasattr(config, "workerinput")
         self.settings = Settings(option.hwbackend, option.device, option.seed)

@@ -59,6 +59,15 @@ def test_a_file_that_is_no_report_is_named(tmp_path: Path) -> None:
     assert "not a conformance report" in done.output
 
 
+@pytest.mark.parametrize("command", ["report", "show-skips"])
+def test_a_file_that_is_no_json_is_named(command: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_bytes(b"{\xff")
+    done = _call(command, str(tmp_path / "other.json"))
+    assert done.exit_code == 1
+    assert "other.json: not a conformance report" in done.output
+    assert done.output.startswith("Error: ")
+
+
 def test_coverage_is_complete() -> None:
     done = _call("coverage", "--fail-on-unknown")
     assert done.exit_code == 0

@@ -56,6 +56,26 @@ def test_other_plugins_may_have_an_option_called_device(tmp_path: Path, run: Run
     assert "1 passed" in run("test_own.py", "--device", "mine").stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--report=file/out.json", "--report: got file/out.json: "),
+        ("--report=folder", "--report: got folder, a folder, wanted a file"),
+        ("--report=out.html", "--report: got out.html, wanted a JSON file"),
+        ("--hang-timeout=-1", "--hang-timeout: got -1.0, wanted more than 0 seconds"),
+    ],
+)
+def test_an_option_that_would_spoil_the_runs_end_is_refused_first(
+    option: str, message: str, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    done = run(*kit("test_probe"), option)
+    assert done.returncode == 4
+    assert f"ERROR: {message}" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 def test_without_a_backend_it_says_which_option_is_missing(run: Run) -> None:
     done = run("--pyargs", "hwbackends.conformance.test_probe")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
