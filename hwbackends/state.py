@@ -401,13 +401,13 @@ class SlotAllocator:
         self._used.update(taken)
         return taken
 
-    def free(self, slots: Iterable[int]) -> None:
-        """Give slots back.
+    def free(self, slots: Iterable[int] | Tensor) -> None:
+        """Give slots back; a tensor [n] is read on the host.
 
         Raises:
             SlotError: a slot is not handed out (freed twice, foreign, reserved), or is named twice; none was freed.
         """
-        given = list(slots)
+        given: list[int] = slots.tolist() if isinstance(slots, Tensor) else list(slots)
         if len(set(given)) != len(given):
             raise SlotError("SlotAllocator.free", "slots", given, "each slot once")
         for slot in given:

@@ -250,6 +250,15 @@ def test_a_wrong_free_is_refused_and_frees_nothing(given: list[int]) -> None:
     assert slots.used == {1}
 
 
+def test_slots_come_back_as_a_tensor_too() -> None:
+    slots = SlotAllocator(11)
+    given = torch.tensor(slots.alloc(3))
+    slots.free(given)
+    assert not slots.used
+    with pytest.raises(SlotError, match="not handed out"):
+        slots.free(given)
+
+
 def test_a_count_or_pool_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(SlotError, match="num_slots"):
         SlotAllocator(1)
