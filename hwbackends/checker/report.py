@@ -6,6 +6,7 @@ import json
 import linecache
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -109,7 +110,8 @@ def _text_finding(finding: Finding) -> str:
     lines = [f"{head}: {click.style(finding.rule, fg=colour)} {finding.message} [{finding.confidence}]"]
     for label, place in (("definition", finding.definition), ("call", finding.call)):
         if place is not None:
-            source = linecache.getline(place.file, place.line).strip()
+            # a finding may be about a pipe, which would never answer
+            source = linecache.getline(place.file, place.line).strip() if Path(place.file).is_file() else ""
             if source:
                 lines.append(click.style(f"    {label:<10} {place.line:>6} | ", fg="blue") + source)
     return "\n".join(lines)

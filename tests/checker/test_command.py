@@ -180,3 +180,11 @@ def test_the_module_runs_without_torch_or_the_runtime(tree: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     )
+
+
+@pytest.mark.timeout(60)
+def test_text_about_a_pipe_does_not_wait_for_the_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    result = CliRunner().invoke(check, [str(tmp_path), "--no-cache"])
+    assert result.exit_code == 1, result.output
+    assert "HWB201" in result.output
