@@ -2,8 +2,8 @@
 
     python benchmarks/drift_speed.py [--folder DIR] [--repeats N] [--output FILE]
 
-Prints the median of the wall times, the load of the machine before each row, and the peak resident memory of the
-largest process.
+Prints the median of the wall times and of the processor times of all processes, the load of the machine before each
+row, and the peak resident memory of the largest process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from drift_corpus import unpacked
 CONTRACT = Path(__file__).resolve().parents[1] / "contracts/engines/sglang.yaml"
 
 
-def seconds(arguments: list[str]) -> float:
-    """Wall time of one run of the command."""
-    start = time.perf_counter()
+def seconds(arguments: list[str]) -> tuple[float, float]:
+    """Wall time and processor time of one run of the command."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [sys.executable, "-m", "hwbackends.checker", *arguments, "--format", "json"]
     result = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if result.returncode == 2:
         raise SystemExit(2)
-    return time.perf_counter() - start
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def main() -> int:
@@ -55,7 +56,8 @@ def main() -> int:
         for name, options in works.items():
             load = os.getloadavg()[0]
             times = [seconds(options) for _ in range(arguments.repeats)]
-            rows[name] = {"median_s": round(statistics.median(times), 2), "load": round(load, 1)}
+            wall, processor = (round(statistics.median(column), 2) for column in zip(*times, strict=True))
+            rows[name] = {"median_s": wall, "processor_s": processor, "load": round(load, 1)}
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     rows["peak of the largest process, MB"] = peak
     rows["cores"] = len(os.sched_getaffinity(0))
