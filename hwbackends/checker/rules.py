@@ -97,12 +97,12 @@ RULES: dict[str, Rule] = {
             "ends there, while another definition, otherwise alike, names and reads it: no TypeError, but the argument "
             "is lost. In contract mode: every future parameter of the hook would be lost.",
             "class Base:\n"
-            "    def replay(self, bs, track=None): return bs, track\n"
+            "    def replay(self, bs, rows, track=None): return bs, rows, track\n"
             "    def run(self):\n"
-            "        self.replay(1, track=2)\n\n"
+            "        self.replay(1, 2, track=3)\n\n"
             "class Npu(Base):\n"
-            "    def replay(self, bs, **kwargs): return bs  # HWB108: loses 'track'",
-            "class Npu(Base):\n    def replay(self, bs, track=None): return bs, track",
+            "    def replay(self, bs, rows, **kwargs): return bs, rows  # HWB108: loses 'track'",
+            "class Npu(Base):\n    def replay(self, bs, rows, track=None): return bs, rows, track",
         ),
         Rule(
             "HWB109", "hook missing in a family member", "error", True,
