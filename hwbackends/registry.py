@@ -10,6 +10,7 @@ from typing import Any
 from hwbackends.binding import Backend, bind
 from hwbackends.candidates import Candidate, discover, probe
 from hwbackends.selection import ENVIRONMENT, Request, select
+from hwbackends.switches import switched_on
 
 CHECKED = "HWBACKENDS_CHECKED"
 TRACE = "HWBACKENDS_TRACE"
@@ -40,7 +41,7 @@ def load(name: str | None = None, device: Any = None, *, fallback: bool = False)
     probed = [probe(c, request.device) if not wanted or c.name in wanted else c for c in candidates]
     chosen = select(request, probed).candidate
     lender = _lender(candidates, request.device) if fallback and chosen.name != REFERENCE else None
-    checked, traced = (os.environ.get(flag, "0") not in ("", "0") for flag in (CHECKED, TRACE))
+    checked, traced = (switched_on(flag) for flag in (CHECKED, TRACE))
     place = chosen.manifest.path if chosen.manifest else None
     key = (chosen.name, chosen.value, chosen.package, place, lender is not None, checked, traced)
     if key not in _BOUND:

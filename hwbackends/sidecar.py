@@ -4,7 +4,6 @@ addresses it holds, is decided here and nowhere else; the numbers are a backend'
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ from hwbackends.errors import (
 from hwbackends.metadata import PADDED, ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
 from hwbackends.slot_translation import SlotTranslation, Translate
 from hwbackends.state import ConvState, PoolParts, StatePool, history_rows
+from hwbackends.switches import switched_on
 
 Hook = Callable[..., Any]
 
@@ -169,7 +169,7 @@ class ConvStateSidecar:
         self._buffers = MetadataBuffers(self.limits, own.device, index_dtype)
         self._prepare = {mode: _hook(backend, name) for mode, name in PREPARE_HOOKS.items()}
         self._host_mirrors = host_mirrors
-        self._checked = os.environ.get("HWBACKENDS_CHECKED", "0") not in ("", "0")
+        self._checked = switched_on("HWBACKENDS_CHECKED")
         self._frozen: dict[str, int] | None = None  # addresses when the first graph was captured
         self._baked = MetadataLimits(0, 0)  # largest extents of captured prefills
         self._step: StepMetadata | None = None

@@ -11,7 +11,6 @@ from typing import Any
 
 from hwbackends.contracts import Hook, nearest
 
-_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _CATCH_ALL = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 

@@ -172,9 +172,6 @@ class Program:
         """Whether instances may be called through ``forward``: a torch module, or a base that cannot be seen."""
         return any(self.external.get(item, frozenset()) - {"object", "ABC", "Generic"} for item in self.mro(ref))
 
-    def has_external(self, ref: Ref, name: str) -> bool:
-        return any(name in self.external.get(item, ()) for item in self.mro(ref))
-
     def own_members(self, ref: Ref, name: str) -> list[Member]:
         """Every binding of ``name`` in the class body that can be in force, patches from outside included."""
         found = [Member(ref, binding) for binding in final(self.scope(ref).bindings.get(name, ()))]

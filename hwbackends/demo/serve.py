@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
 from hwbackends.errors import DeviceError
 from hwbackends.state import Layout
+from hwbackends.switches import switched_on
 
 CHUNK = 32
 LONGEST_PROMPT = 160
@@ -196,7 +196,7 @@ def recorder_of(device: torch.device) -> Record | None:
 
 def _guard(settings: DemoSettings) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     # checked mode reads device memory on purpose
-    if not settings.emulate or os.environ.get("HWBACKENDS_CHECKED") == "1":
+    if not settings.emulate or switched_on("HWBACKENDS_CHECKED"):
         return contextlib.nullcontext
     from hwbackends.testing.emulated_npu import forbid_host_syncs
 
