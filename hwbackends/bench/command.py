@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from hwbackends.bench.peers.common import Peer
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
 
 @click.command()
-@click.option("--sglang", type=click.Path(exists=True, path_type=Path), help="Folder of an unpacked SGLang wheel.")
+@click.option("--sglang", type=_FOLDER, help="Folder of an unpacked SGLang wheel.")
+@click.option("--vllm", type=_FOLDER, help="Folder of an unpacked vLLM wheel.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
 @click.option("--quick", is_flag=True, help="Small sizes alone.")
 @click.option("--only", multiple=True, help="Cases whose name holds this word; may be given more than once.")
-def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) -> None:
-    """Measure the cuda backend on this device, against its floor and, with --sglang, against SGLang's kernels."""
+def bench(sglang: Path | None, vllm: Path | None, out: Path, quick: bool, only: tuple[str, ...]) -> None:
+    """Measure the cuda backend on this device, against its floor, plain torch, flash-linear-attention where it is
+    installed and, with --sglang and --vllm, against the kernels of SGLang and vLLM."""
     import torch
 
     if not torch.cuda.is_available():
@@ -27,7 +35,7 @@ def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) ->
         from hwbackends.bench.peers.sglang import Sglang
 
         peer = Sglang(sglang)
-    results = Session(peer, quick, only).run()
+    results = Session(peer, quick, only, _others(vllm)).run()
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (out / "tables.md").write_text(report.document(results))
@@ -38,3 +46,15 @@ def bench(sglang: Path | None, out: Path, quick: bool, only: tuple[str, ...]) ->
     click.echo(report.table(results))
     for name in results["failures"]:
         click.echo(f"failed: {name}", err=True)
+
+
+def _others(vllm: Path | None) -> list[Peer]:
+    """Every peer beside SGLang that is here."""
+    from hwbackends.bench.peers import fla
+    from hwbackends.bench.peers.torch_native import TorchNative
+    from hwbackends.bench.peers.vllm import Vllm
+
+    found: list[Peer] = [] if vllm is None else [Vllm(vllm)]
+    if fla.installed():
+        found.append(fla.Fla())
+    return [*found, TorchNative()]

@@ -53,15 +53,49 @@ def eager(results: dict[str, Any]) -> str:
 
 
 def others(results: dict[str, Any]) -> str:
-    """Contenders beside SGLang's fastest path as a Markdown table: each one's time over ours."""
-    lines = ["| work | size | other | other (us) | ours / other |", "| --- | ---: | --- | ---: | ---: |"]
+    """The peers beside SGLang as a Markdown table, one column each: time, and ours over it in brackets."""
+    peers = dict.fromkeys(
+        name for row in results["rows"] for name in row["contenders"] if name != "ours" and name[:6] != "sglang"
+    )
+    lines = [
+        " | ".join(["| work", "size", "ours (us)", *(f"{name} (us)" for name in peers)]) + " |",
+        "| --- |" + " ---: |" * (2 + len(peers)),
+    ]
+    for row in results["rows"]:
+        if peers.keys() & row["contenders"].keys():
+            cells = [_beside(row, name) for name in peers]
+            ours = _number(row["contenders"].get("ours", {}).get("us"))
+            lines.append(f"| {row['work']} | {row['size']} | {ours} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *_notes(results)]) + "\n"
+
+
+def _beside(row: Row, name: str) -> str:
+    """A contender's time, and ours over it."""
+    found, ours = row["contenders"].get(name, {}), row["contenders"].get("ours", {}).get("us")
+    if "us" not in found:
+        return "failed" if "error" in found else ""
+    return f"{found['us']:.2f}" + (f" ({ours / found['us']:.2f})" if ours else "")
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    """Versions of the peers, and what a peer's calls leave out."""
+    told = [
+        f"{name} {peer['version']}".strip() + (f" ({peer['note']})" if peer["note"] else "")
+        for name, peer in results.get("peers", {}).items()
+    ]
+    return ["", "; ".join(told) + "."] if told else []
+
+
+def slower(results: dict[str, Any]) -> str:
+    """SGLang's slower paths as a Markdown table."""
+    lines = ["| work | size | path | time (us) | ours / it |", "| --- | ---: | --- | ---: | ---: |"]
     for row in results["rows"]:
         fastest, ours = fastest_peer(row), row["contenders"].get("ours", {}).get("us")
         for name, found in row["contenders"].items():
-            if name != "ours" and ours and "us" in found and (fastest is None or name != fastest[0]):
-                lines.append(
-                    f"| {row['work']} | {row['size']} | {name} | {found['us']:.2f} | {ours / found['us']:.2f} |"
-                )
+            if name[:6] == "sglang" and ours and "us" in found and fastest and name != fastest[0]:
+                path = name.removeprefix("sglang").strip()
+                cells = (row["work"], row["size"], path, found["us"], ours / found["us"])
+                lines.append("| {} | {} | {} | {:.2f} | {:.2f} |".format(*cells))
     return "\n".join(lines) + "\n"
 
 
@@ -78,7 +112,8 @@ def document(results: dict[str, Any]) -> str:
     parts = (
         table(results),
         "Host time of one call outside a graph, the device never waited for:\n\n" + eager(results),
-        "Other contenders:\n\n" + others(results),
+        "Other peers, and in brackets ours over them:\n\n" + others(results),
+        "SGLang's slower paths:\n\n" + slower(results),
         "Whole steps:\n\n" + steps(results),
     )
     return "\n".join(parts)

@@ -17,13 +17,13 @@ import torch
 import triton
 
 from hwbackends.bench import floor, sizes, steps, timing, works
-from hwbackends.bench.works import Case, Peer
+from hwbackends.bench.works import Case, Others, Peer
 from hwbackends.registry import load
 
 Make = Callable[[], Case]
 
 
-def cases(hooks: Any, peer: Peer, quick: bool = False) -> Iterator[tuple[str, Make]]:
+def cases(hooks: Any, peer: Peer, quick: bool = False, others: Others = ()) -> Iterator[tuple[str, Make]]:
     """Every case as a name and a function that makes it."""
     batches = sizes.BATCHES[:2] if quick else sizes.BATCHES
     for batch in (1, 32) if quick else (1, 32, 128, 512):
@@ -34,11 +34,11 @@ def cases(hooks: Any, peer: Peer, quick: bool = False) -> Iterator[tuple[str, Ma
         yield f"metadata extend {batch}", partial(works.metadata_extend, hooks, peer, batch)
     for layout in ("ring", "window"):
         for batch in sizes.DECODE[:2] if quick else sizes.DECODE:
-            yield f"decode {layout} {batch}", partial(works.decode, hooks, peer, batch, layout)
+            yield f"decode {layout} {batch}", partial(works.decode, hooks, peer, batch, layout, others)
     for batch in batches:
         yield f"kv {batch}", partial(works.decode_kv, hooks, peer, batch)
     for tokens in sizes.EXTEND[:1] if quick else sizes.EXTEND:
-        yield f"extend {tokens}", partial(works.extend, hooks, peer, tokens)
+        yield f"extend {tokens}", partial(works.extend, hooks, peer, tokens, others)
     for layout in ("ring", "window"):
         for batch in batches:
             yield f"verify {layout} {batch}", partial(works.verify, hooks, peer, batch, layout)
@@ -58,11 +58,12 @@ class Session:
         peer: SGLang's kernels, or None.
         quick: small sizes alone.
         only: measure cases whose name holds one of these words.
+        others: further peers, measured in decode and extend.
     """
 
-    def __init__(self, peer: Peer = None, quick: bool = False, only: tuple[str, ...] = ()) -> None:
+    def __init__(self, peer: Peer = None, quick: bool = False, only: tuple[str, ...] = (), others: Others = ()) -> None:
         self.hooks = load("cuda", "cuda")
-        self.peer, self.quick, self.only = peer, quick, only
+        self.peer, self.quick, self.only, self.others = peer, quick, only, others
         self.floor = floor.measure()
         self.rows: list[dict[str, Any]] = []
         self.extra: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class Session:
 
     def run(self) -> dict[str, Any]:
         """Measure everything that was asked for."""
-        for name, make in cases(self.hooks, self.peer, self.quick):
+        for name, make in cases(self.hooks, self.peer, self.quick, self.others):
             if self._wanted(name):
                 self._guarded(name, lambda make=make: self._measure(make()))  # type: ignore[misc]
         if self._wanted("step"):
@@ -137,11 +138,17 @@ class Session:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "commit": os.environ.get("HWBACKENDS_COMMIT") or _told(["git", "rev-parse", "--short", "HEAD"]),
+            "peers": self._peers(),
             "floor": asdict(self.floor),
             "rows": self.rows,
             "extra": self.extra,
             "failures": self.failures,
         }
+
+    def _peers(self) -> dict[str, dict[str, str]]:
+        """Version of each peer, and what its calls leave out."""
+        found = {other.name: {"version": other.version, "note": other.note} for other in self.others}
+        return ({"sglang": {"version": self.peer.version, "note": ""}} if self.peer else {}) | found
 
 
 def _told(command: list[str]) -> str:

@@ -4,7 +4,7 @@ of one size; the report compares them."""
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hwbackends.bench import sizes, timing
 from hwbackends.bench.ours import Bench, random, rotating, taps
+from hwbackends.bench.peers import common
+from hwbackends.bench.peers.common import Prefill
 from hwbackends.bench.sizes import DIM, DRAFTS, HISTORY, KV_DIM, LAYERS, STREAMS, WIDTH
-from hwbackends.registry import load
 
 EPS = 1e-6
 
@@ -43,8 +44,8 @@ class Case:
 
 
 Peer = Any
-TORCH = "torch (reference)"
-"""The same hook in plain torch ops."""
+"""SGLang's kernels, or None."""
+Others = Sequence[common.Peer]
 
 
 def both(peer: Peer, work: timing.Work, count: int) -> Iterator[Contender]:
@@ -164,7 +165,7 @@ def metadata_extend(hooks: Any, peer: Peer, batch: int) -> Case:
     return case
 
 
-def decode(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
+def decode(hooks: Any, peer: Peer, batch: int, layout: str, others: Others = ()) -> Case:
     """One conv of a decode step, residual, no track."""
     floor = sizes.decode_bytes(batch, DIM, layout)
     case = Case(f"decode {layout}", batch, floor, eager=layout == "ring")
@@ -176,10 +177,7 @@ def decode(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_decode(x[i], weights[i], None, states[i], view, None, True), count)
     )
-    torch_hook = load("reference", "cuda").conv_decode
-    case.contenders.append(
-        Contender(TORCH, lambda i: torch_hook(x[i], weights[i], None, states[i], view, None, True), min(count, 32))
-    )
+    case.contenders += [other_decode(other, view.cache_indices, batch, count) for other in others]
     if peer:
         slots, mask = view.cache_indices.clone(), torch.ones(batch, 1, 1, dtype=torch.bool, device="cuda")
         cache = rotating(count, batch + 1, HISTORY, DIM)
@@ -192,7 +190,7 @@ def decode(hooks: Any, peer: Peer, batch: int, layout: str) -> Case:
         update = peer.update.causal_conv1d_update
         case.contenders.append(
             Contender(
-                "vLLM-style, no residual",
+                "vLLM-style (SGLang's copy)",
                 lambda i: update(x[i], cache[i].transpose(1, 2), flat[i], conv_state_indices=slots),
                 count,
             )
@@ -226,7 +224,7 @@ def decode_kv(hooks: Any, peer: Peer, batch: int) -> Case:
     return case
 
 
-def extend(hooks: Any, peer: Peer, tokens: int) -> Case:
+def extend(hooks: Any, peer: Peer, tokens: int, others: Others = ()) -> Case:
     """One conv of a prefill step with snapshots."""
     batch = sizes.EXTEND_REQUESTS
     case = Case("extend", tokens, sizes.extend_bytes(batch, tokens, DIM))
@@ -239,10 +237,8 @@ def extend(hooks: Any, peer: Peer, tokens: int) -> Case:
     case.contenders.append(
         Contender("ours", lambda i: hooks.conv_extend(x[i], weights[i], None, states[i], view, None, True), count)
     )
-    torch_hook = load("reference", "cuda").conv_extend
-    case.contenders.append(
-        Contender(TORCH, lambda i: torch_hook(x[i], weights[i], None, states[i], view, None, True), min(count, 8))
-    )
+    prefill = prefill_of(view, step)
+    case.contenders += [other_extend(other, prefill, tokens, count) for other in others]
     if peer:
         meta = theirs_extend(peer, bench, step, tokens)
         cache = rotating(count, 2 * batch + 1, HISTORY, DIM)
@@ -257,6 +253,47 @@ def extend(hooks: Any, peer: Peer, tokens: int) -> Case:
 
         case.contenders += both(peer, theirs, count)
     return case
+
+
+def other_decode(other: common.Peer, slots: Tensor, batch: int, count: int) -> Contender:
+    """One conv of a decode step of another peer."""
+    indices = other.indices(slots)
+    x, caches, flat = other_inputs(other, batch, batch + 1, count)
+    return Contender(
+        other.name,
+        lambda i: other.decode(x[i], flat[i], caches[i], indices),
+        count,
+        partial(other.ready, batch),
+    )
+
+
+def other_extend(other: common.Peer, prefill: Prefill, tokens: int, count: int) -> Contender:
+    """One conv of a prefill step of another peer."""
+    plan = other.plan(prefill)
+    x, caches, flat = other_inputs(other, tokens, 2 * len(prefill.lengths) + 1, count)
+    return Contender(
+        other.name,
+        lambda i: other.extend(x[i], flat[i], caches[i], plan),
+        count,
+        partial(other.ready, tokens),
+    )
+
+
+def other_inputs(other: common.Peer, tokens: int, slots: int, count: int) -> tuple[list[Tensor], ...]:
+    """x, caches and weights of a peer, `count` of each. Of its own, since a peer may write over x."""
+    caches = [other.cache(windows) for windows in rotating(count, slots, HISTORY, DIM)]
+    return rotating(count, tokens, DIM), caches, [weight.contiguous() for weight in taps(count, DIM)]
+
+
+def prefill_of(view: Any, step: Any) -> Prefill:
+    """What the other peers' prefill reads of an extend step whose snapshots fall on the requests' ends."""
+    return Prefill(
+        lengths=step.extend_seq_lens.tolist(),
+        starts=view.query_start_loc.int(),
+        slots=view.cache_indices,
+        initial=step.extend_prefix_lens > 0,
+        tracks=step.mamba_track_indices,
+    )
 
 
 def theirs_extend(peer: Peer, bench: Bench, step: Any, tokens: int) -> Any:

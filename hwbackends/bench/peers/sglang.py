@@ -4,13 +4,15 @@ server, scheduler or model has to be started. Its CUDA sources build at run time
 from __future__ import annotations
 
 import importlib
-import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from hwbackends.bench.peers.common import module, package, wheel_version
+from hwbackends.errors import ArgumentError
 
 _PACKAGES = (
     "sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.mamba", "sglang.kernels.ops.layernorm",
@@ -104,10 +106,12 @@ class Sglang:
     def __init__(self, wheel: Path) -> None:
         root = wheel / "sglang"
         if not (root / "srt" / "models" / "inkling_common").is_dir():
-            raise FileNotFoundError(f"{wheel} is not an unpacked SGLang 0.5.23 wheel: sglang/srt/models/inkling_common")
+            wanted = "a folder that holds sglang/srt/models/inkling_common"
+            raise ArgumentError("hwbackends bench", "--sglang", wheel, wanted, "unpack a wheel of SGLang 0.5.23 there")
+        self.version = wheel_version(wheel, "sglang")
         self.runtime = Runtime()
         for name in _PACKAGES:
-            _package(name, root.parent / name.replace(".", "/"))
+            package(name, root.parent / name.replace(".", "/"))
         self._stand_ins()
         load = importlib.import_module
         self.kernels = load("sglang.srt.models.inkling_common.kernels.sconv")
@@ -123,8 +127,8 @@ class Sglang:
 
     def use_cuda_kernels(self, on: bool) -> None:
         """Their CUDA kernels (the default on NVIDIA GPUs) or their Triton ones."""
-        for module in (self.kernels, self.modules):
-            vars(module)["is_cuda"] = lambda: on
+        for user in (self.kernels, self.modules):
+            vars(user)["is_cuda"] = lambda: on
 
     def _prune_autotuning(self) -> None:
         """Their conv kernel has no loop to pipeline, so configurations that differ in stages alone are one."""
@@ -137,15 +141,15 @@ class Sglang:
             mamba=types.SimpleNamespace(enable_mamba_extra_buffer=True, mamba_track_interval=64),
             graph=types.SimpleNamespace(cuda_graph_config=None),
         )
-        _module("sglang.srt.environ", envs=_Unset())
+        module("sglang.srt.environ", envs=_Unset())
         common = {"is_cuda": lambda: True, "set_weight_attrs": lambda weight, attrs: None}
         common |= {"get_cuda_version": lambda: tuple(int(v) for v in str(torch.version.cuda).split("."))}
         common |= {"get_device_core_count": lambda i: torch.cuda.get_device_properties(i).multi_processor_count}
-        _module("sglang.srt.utils", **common)
-        _module("sglang.srt.utils.common", **common)
-        _module("sglang.srt.model_executor.forward_batch_info", ForwardBatch=object)
-        _module("sglang.srt.model_executor.forward_context", get_attn_backend=lambda: runtime.attn_backend)
-        _module(
+        module("sglang.srt.utils", **common)
+        module("sglang.srt.utils.common", **common)
+        module("sglang.srt.model_executor.forward_batch_info", ForwardBatch=object)
+        module("sglang.srt.model_executor.forward_context", get_attn_backend=lambda: runtime.attn_backend)
+        module(
             "sglang.srt.runtime_context",
             get_exec=lambda: execution,
             get_parallel=lambda: types.SimpleNamespace(attn_tp_rank=0),
@@ -154,13 +158,13 @@ class Sglang:
         )
         base = type("MambaAttnBackendBase", (), dict(_BASE))
         hybrid = type("ShortConvHybridAttnBackend", (), {})
-        _module(
+        module(
             "sglang.srt.layers.attention.hybrid_linear_attn_backend",
             MambaAttnBackendBase=base,
             ShortConvHybridAttnBackend=hybrid,
         )
-        _module("sglang.srt.layers.attention.mamba.mamba2_metadata", ForwardMetadata=types.SimpleNamespace)
-        _module("sglang.srt.speculative.eagle_info", EagleDraftExtendInput=type("EagleDraftExtendInput", (), {}))
+        module("sglang.srt.layers.attention.mamba.mamba2_metadata", ForwardMetadata=types.SimpleNamespace)
+        module("sglang.srt.speculative.eagle_info", EagleDraftExtendInput=type("EagleDraftExtendInput", (), {}))
 
 
 def _base_init(self: Any, runner: Any) -> None:
@@ -172,19 +176,3 @@ _BASE = {
     "init_cuda_graph_state": lambda self, max_bs, max_num_tokens: None,
     "_translate_mamba_indices": lambda self, slots: self.req_to_token_pool.translate_mamba_indices(slots),
 }
-
-
-def _package(name: str, path: Path) -> None:
-    """A package whose own `__init__` is not run; its modules are found under `path`."""
-    module = types.ModuleType(name)
-    module.__path__ = [str(path)]
-    sys.modules[name] = module
-
-
-def _module(name: str, **contents: Any) -> None:
-    module = types.ModuleType(name)
-    vars(module).update(contents)
-    sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent in sys.modules:
-        setattr(sys.modules[parent], child, module)
