@@ -190,7 +190,7 @@ def decode(hooks: Any, peer: Peer, batch: int, layout: str, others: Others = ())
         update = peer.update.causal_conv1d_update
         case.contenders.append(
             Contender(
-                "vLLM-style (SGLang's copy)",
+                "vLLM-style in SGLang, no residual",
                 lambda i: update(x[i], cache[i].transpose(1, 2), flat[i], conv_state_indices=slots),
                 count,
             )
