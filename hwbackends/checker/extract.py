@@ -99,7 +99,8 @@ class Extractor:
         self.edits: list[set[str]] = [set()]
         self.popped: list[dict[str, set[str]]] = [{}]
         self.globals: list[frozenset[str]] = [frozenset()]
-        self.external_names: set[str] = set()
+        self.external_names: set[str] = set()  # imported, and always from outside the trees
+        self.own_names: set[str] = set()  # imported from the trees, or defined here
         self._seen: dict[Expr, Expr] = {}
         self.function = -1
         self.klass: list[int] = []
@@ -180,6 +181,7 @@ class Extractor:
         overload = any(d is not None and d[-1] in _OVERLOADS for d in decorators)
         index = self._open_function(node, node.name, decorators)
         if not overload:
+            self._note_origin(node.name, outside=False)
             self._bind(node.name, node.lineno, ("F", index))
         self._function_body(index, node.args, node.body)
 
@@ -424,8 +426,7 @@ class Extractor:
             root = alias.name.partition(".")[0]
             module = alias.name if alias.asname else root
             name = alias.asname or root
-            if self.external(alias.name):
-                self.external_names.add(name)
+            self._note_origin(name, self.external(alias.name))
             self._bind(name, node.lineno, ("m", 0, module, None))
             if not alias.asname and "." in alias.name:
                 # The submodule is loaded too; a plain name binds only the root.
@@ -436,9 +437,16 @@ class Extractor:
         outside = node.level == 0 and self.external(module)
         for alias in node.names:
             name = alias.asname or alias.name
-            if outside:
-                self.external_names.add(name)
+            self._note_origin(name, outside)
             self._bind(name, node.lineno, ("m", node.level, module, alias.name))
+
+    def _note_origin(self, name: str, outside: bool) -> None:
+        """A name that one platform imports from another package may come from the trees on the next one."""
+        if outside and name not in self.own_names:
+            self.external_names.add(name)
+        elif not outside:
+            self.own_names.add(name)
+            self.external_names.discard(name)
 
     def _assign(self, node: ast.Assign) -> None:
         self.walk(node.value)
