@@ -72,6 +72,19 @@ class Store:
         text = json.dumps({"findings": findings, "ignores": ignores})
         self._save(f"findings-{key}.json", text.encode("utf-8", "surrogateescape"))
 
+    def paths(self, key: str) -> list[str]:
+        """Where the run over exactly these contents looked for modules outside its trees."""
+        data = self._load(f"paths-{key}.json")
+        try:
+            found = json.loads(data) if data is not None else []
+        except ValueError:
+            return []
+        return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+
+    def keep_paths(self, key: str, paths: list[str]) -> None:
+        if paths:
+            self._save(f"paths-{key}.json", json.dumps(paths).encode("utf-8", "surrogateescape"))
+
     def facts(self, tops: frozenset[str]) -> dict[bytes, bytes]:
         """Facts by the digest of the file they came from; empty when the trees' import names changed."""
         data = self._load(f"facts-{self._trees}.bin")

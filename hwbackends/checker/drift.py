@@ -10,9 +10,10 @@ from typing import NamedTuple
 from . import platforms, workers
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
+from .elsewhere import Elsewhere
 from .findings import Finding, Place, ordinal
 from .infer import Context, Inference, last_name, method_kind
-from .model import Call, Expr
+from .model import Call, Expr, Signature
 from .modules import Modules
 from .program import Program, Ref
 
@@ -59,6 +60,7 @@ class Drift:
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
         self.accepted: Counter[tuple[Ref, bool]] = Counter()  # by definition, and whether a module's dispatch led to it
         self.modules = Modules(self.dispatcher, self.forwards)
+        self.elsewhere = Elsewhere(program, self.inference)
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
         self._index_calls()
@@ -85,7 +87,7 @@ class Drift:
 
     def check(self, jobs: int = 1) -> list[Finding]:
         """All calls; a rejection is weighed once all of them are known."""
-        rejections = self.collect(range(len(self.program.files))) if jobs < 2 else self._collect_in_processes(jobs)
+        rejections = self.collect(range(self.program.checked)) if jobs < 2 else self._collect_in_processes(jobs)
         sites: dict[tuple[Ref, bool], set[tuple[int, int]]] = defaultdict(set)
         for item in rejections:
             sites[item.verdict.kind].add((item.file, item.call.line))
@@ -111,7 +113,7 @@ class Drift:
         try:
             with workers.pool(jobs - 1) as pool:
                 parts = [pool.submit(_collect_part, number, jobs) for number in range(1, jobs)]
-                found += self.collect(range(0, len(self.program.files), jobs))
+                found += self.collect(range(0, self.program.checked, jobs))
                 for part in parts:
                     rejections, accepted = part.result()
                     found += rejections
@@ -176,6 +178,9 @@ class Drift:
             v for v in verdicts if not (v.mismatch.rejects or v.mismatch.swallowed)
             and self.reachable(v.candidate, file, call, context, v.mismatch)
         )  # fmt: skip
+        if all(v.mismatch.unknown and v.mismatch.missing for v in faulty):
+            # Another protocol for all of them: what hands everything on would only hand it on to one of these.
+            accepting = tuple(v for v in accepting if not _takes_anything(v.target))
         # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
         own = any(v.candidate.declared for v in accepting)
         narrow = bool(accepting) and not own and any(v.candidate.declared for v in faulty)
@@ -257,12 +262,14 @@ class Drift:
         target = verdict.target
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
+        if reach.untyped and self._hands_down(call, context, target):
+            return True
         if reach.untyped:
             return bool(accepting) and not any(self.related(target, v.target) for v in accepting)
         if not accepting and reach.opaque:
             return True
         if not accepting:
-            return not verdict.candidate.exact and self._accepted_elsewhere(last_name(call.func), passed, target)
+            return not verdict.candidate.exact and self._accepted_elsewhere(call, passed, target, context)
         if verdict.candidate.dispatched:  # a module of another class, with another protocol, accepts
             return not any(self._in_line(target, v.target) for v in accepting)
         related = [v for v in accepting if self.related(target, v.target)]
@@ -279,6 +286,15 @@ class Drift:
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False
+
+    def _hands_down(self, call: Call, context: Context, target: Candidate) -> bool:
+        """Whether a method calls its own name on its parts, which are not of its own kind."""
+        if context.owner is None or target.owner is None or call.func[1] == ("n", "self"):
+            return False
+        caller = self.program.scope((context.file, context.scope)).name
+        return caller == call.func[-1] and bool(
+            set(self.program.mro(context.owner)) & set(self.program.mro(target.owner))
+        )
 
     def _asks_receiver(self, call: Call, context: Context, module: bool) -> bool:
         """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""
@@ -311,10 +327,14 @@ class Drift:
             return False
         return left.owner in self.program.mro(right.owner) or right.owner in self.program.mro(left.owner)
 
-    def _accepted_elsewhere(self, name: str, passed: Passed, target: Candidate) -> bool:
-        for ref in self.program.methods_named.get(name, ()):
+    def _accepted_elsewhere(self, call: Call, passed: Passed, target: Candidate, context: Context) -> bool:
+        """Whether another method of that name takes the call; one that makes it on what it holds does not count."""
+        own = (context.file, context.scope) if call.func[0] == "a" and call.func[1] != ("n", "self") else None
+        for ref in self.program.methods_named.get(last_name(call.func), ()):
             scope = self.program.scope(ref)
-            if ref != target.ref and scope.signature is not None and not bind(scope.signature, passed, 1).rejects:
+            if ref in (target.ref, own) or scope.signature is None or _named(scope.signature, 1) == ():
+                continue
+            if not bind(scope.signature, passed, 1).rejects:
                 return True
         return False
 
@@ -395,6 +415,11 @@ class Drift:
         if "Cuda" in self.program.name_of(candidate.ref) and not platforms.can_meet("cuda", conditions):
             return False
         if self._bound_under_other_conditions(candidate, call, context, conditions):
+            return False
+        if mismatch.rejects and (
+            self.elsewhere.imported_under_others(candidate, file, conditions)
+            or self.elsewhere.only_called_on_others(platform, context)
+        ):
             return False
         return not any(
             self.rules_out(test, holds, candidate, call, context, mismatch) for test, holds in conditions if test
@@ -590,9 +615,26 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "low"
     declared = [other for other in item.accepting if other.candidate.declared]
     likeness = max(similarity(target, other.target) for other in declared or item.accepting)
-    if likeness < 0.5 or (item.rejecting > 3 and item.rejecting > len(item.accepting)):
+    if likeness < (0.6 if _renamed(item) else 0.5) or (item.rejecting > 3 and item.rejecting > len(item.accepting)):
         return "low"
     return "high" if item.complete and likeness >= 0.6 else "medium"
+
+
+def _renamed(item: Rejection) -> bool:
+    """Whether the definition has other names for what is passed: some unknown to it, and some required by it."""
+    target = item.verdict.target
+    passed = Passed(item.call.npos, item.call.keywords, item.call.star is not None)
+    return bool(item.verdict.mismatch.unknown and bind(target.signature, passed, target.skip).missing)
+
+
+def _takes_anything(target: Candidate) -> bool:
+    """Whether a method has no parameter but ``*args`` or ``**kwargs``."""
+    signature = target.signature
+    return target.owner is not None and bool(signature.vararg or signature.kwarg) and not _named(signature, target.skip)
+
+
+def _named(signature: Signature, skip: int) -> tuple[str, ...]:
+    return signature.positional[skip:] + signature.kwonly
 
 
 def _mostly_known(item: Rejection) -> bool:
@@ -724,7 +766,7 @@ _WORTH_FORKING = 20_000
 
 def _collect_part(number: int, jobs: int) -> tuple[list[Rejection], Counter[tuple[Ref, bool]]]:
     assert _shared is not None
-    return _shared.collect(range(number, len(_shared.program.files), jobs)), _shared.accepted
+    return _shared.collect(range(number, _shared.program.checked, jobs)), _shared.accepted
 
 
 def check_drift(program: Program, jobs: int = 1) -> list[Finding]:

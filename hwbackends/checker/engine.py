@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-from . import cache, files, model, workers
+from . import cache, files, model, surroundings, workers
 from .contract import HookContract, check_contract
 from .drift import check_drift
 from .extract import extract
@@ -60,21 +60,54 @@ def _run(roots: list[str], options: Options) -> Outcome:
     wanted = options.contract.pattern() if options.contract is not None else None
     sources = _read(paths, problems, wanted)
     store = cache.Store(options.cache_dir, roots)
-    key = store.result_key([(path, digest) for path, digest in sources], options.contract, problems)
-    known = store.result(key)
+    around = surroundings.packages(roots) if options.contract is None else []
+
+    def key(beside: list[tuple[str, bytes]]) -> str:
+        return store.result_key(sources + beside, options.contract, problems)
+
+    alone = key([])
+    beside = _sources(surroundings.existing(around, store.paths(alone)))
+    known = store.result(key(beside))
     if known is not None:
         return Outcome(known[0], known[1], len(paths), 0, True)
-    facts, parsed = _facts(sources, problems, store, _tops(paths), options.jobs)
+    reader = _Reader(store, _tops(paths), options.jobs, problems)
+    facts = reader.facts(sources)
+    outside, beside = _outside(reader, around, facts)
+    store.keep_paths(alone, reader.asked)
+    reader.keep()
     findings = [_unreadable(problem) for problem in problems]
-    program = Program(facts)
+    program = Program(facts + outside, checked=len(facts))
     findings += (
         check_drift(program, _jobs(options.jobs))
         if options.contract is None
         else check_contract(program, options.contract)
     )
     ignores = {path: found.ignores for path, found in facts if found.ignores}
-    store.keep_result(key, findings, ignores)
-    return Outcome(findings, ignores, len(paths), parsed, False)
+    store.keep_result(key(beside), findings, ignores)
+    return Outcome(findings, ignores, len(paths), reader.parsed, False)
+
+
+def _outside(
+    reader: _Reader, around: list[surroundings.Package], facts: list[tuple[str, FileFacts]]
+) -> tuple[list[tuple[str, FileFacts]], list[tuple[str, bytes]]]:
+    """Facts of what the trees import from the packages around them, and those files with their digests."""
+    found: list[tuple[str, FileFacts]] = []
+    sources: list[tuple[str, bytes]] = []
+    newest = facts
+    for _ in range(surroundings.STEPS):
+        asked = [path for path in surroundings.imported(around, newest) if path not in reader.asked]
+        reader.asked += asked
+        fresh = _sources(surroundings.existing(around, asked))
+        if not fresh:
+            break
+        sources += fresh
+        newest = reader.facts(fresh, [])
+        found += newest
+    return found, sources
+
+
+def _sources(paths: list[str]) -> list[tuple[str, bytes]]:
+    return _read(paths, [], None)
 
 
 def _read(paths: list[str], problems: list[Problem], wanted: re.Pattern[bytes] | None) -> list[tuple[str, bytes]]:
@@ -97,27 +130,39 @@ def _tops(paths: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _facts(
-    sources: list[tuple[str, bytes]], problems: list[Problem], store: cache.Store, tops: frozenset[str], jobs: int
-) -> tuple[list[tuple[str, FileFacts]], int]:
-    known = store.facts(tops)
-    todo = [path for path, digest in sources if digest not in known]
-    read: dict[str, bytes] = {}
-    for path, result in _parse_all(todo, tops, _jobs(jobs)):
-        if isinstance(result, Problem):
-            problems.append(result)
-        else:
-            read[path] = result
-    digests = dict(sources)
-    fresh = {digests[path]: data for path, data in read.items()}
-    facts = []
-    for path, digest in sources:
-        data = fresh.get(digest) or known.get(digest)
-        if data is not None:
-            facts.append((path, model.load(data)))
-    if fresh:
-        store.keep_facts(tops, known, fresh, digests.values())
-    return facts, len(read)
+class _Reader:
+    """Facts of files, from the cache where their content is known; :meth:`keep` writes back what was used."""
+
+    def __init__(self, store: cache.Store, tops: frozenset[str], jobs: int, problems: list[Problem]) -> None:
+        self.store, self.tops, self.jobs, self.problems = store, tops, _jobs(jobs), problems
+        self.known = store.facts(tops)
+        self.fresh: dict[bytes, bytes] = {}
+        self.used: list[bytes] = []
+        self.asked: list[str] = []  # paths outside the trees that were looked for
+        self.parsed = 0
+
+    def facts(
+        self, sources: list[tuple[str, bytes]], problems: list[Problem] | None = None
+    ) -> list[tuple[str, FileFacts]]:
+        digests = dict(sources)
+        todo = [path for path, digest in sources if digest not in self.known and digest not in self.fresh]
+        for path, result in _parse_all(todo, self.tops, self.jobs):
+            if isinstance(result, Problem):
+                (self.problems if problems is None else problems).append(result)
+            else:
+                self.parsed += 1
+                self.fresh[digests[path]] = result
+        self.used += digests.values()
+        found = []
+        for path, digest in sources:
+            data = self.fresh.get(digest) or self.known.get(digest)
+            if data is not None:
+                found.append((path, model.load(data)))
+        return found
+
+    def keep(self) -> None:
+        if self.fresh:
+            self.store.keep_facts(self.tops, self.known, self.fresh, self.used)
 
 
 def _jobs(jobs: int) -> int:

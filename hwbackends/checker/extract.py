@@ -100,7 +100,7 @@ class Extractor:
         self.popped: list[dict[str, set[str]]] = [{}]
         self.globals: list[frozenset[str]] = [frozenset()]
         self.external_names: set[str] = set()  # imported, and always from outside the trees
-        self.own_names: set[str] = set()  # imported from the trees, or defined here
+        self.own_names: set[str] = set()  # imported from the trees
         self._seen: dict[Expr, Expr] = {}
         self.function = -1
         self.klass: list[int] = []
@@ -181,7 +181,6 @@ class Extractor:
         overload = any(d is not None and d[-1] in _OVERLOADS for d in decorators)
         index = self._open_function(node, node.name, decorators)
         if not overload:
-            self._note_origin(node.name, outside=False)
             self._bind(node.name, node.lineno, ("F", index))
         self._function_body(index, node.args, node.body)
 

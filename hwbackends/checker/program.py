@@ -41,12 +41,14 @@ class Member(NamedTuple):
 class Program:
     """Facts of all files with the questions that cross files. Values of expressions are ``infer``'s business."""
 
-    def __init__(self, files: Iterable[tuple[str, FileFacts]]) -> None:
+    def __init__(self, files: Iterable[tuple[str, FileFacts]], checked: int | None = None) -> None:
         self.files: list[SourceFile] = []
         self._modules: dict[str, list[int]] = defaultdict(list)
         self._resolved: dict[tuple[str, int], int | None] = {}
         for path, facts in files:
             self._add(path, facts)
+        # Files behind these are read for their definitions only.
+        self.checked = len(self.files) if checked is None else checked
         self.classes: list[Ref] = []
         self.functions_named: dict[str, list[Ref]] = defaultdict(list)
         self.methods_named: dict[str, list[Ref]] = defaultdict(list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hwbackends.checker.engine import Options, run
 from tests.checker.trees import brief, shown, write
 
 
@@ -24,3 +25,156 @@ def test_a_platform_inside_the_trees_is_asked_beside_one_outside(tmp_path: Path)
         },
     )
     assert brief(shown(tmp_path)) == {("HWB103", "route", ("4th positional",))}
+
+
+def test_the_rest_of_the_package_around_a_tree_gives_definitions_and_no_findings_of_its_own(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "pkg/__init__.py": "",
+            "pkg/ops/__init__.py": "from .rope import rotate\n",
+            "pkg/ops/rope.py": "def rotate(q, k, *, is_neox):\n    return q, k, is_neox\n\nrotate(1)\n",
+            "pkg/engine/layer.py": "from pkg.ops import rotate\n\nrotate(query=1, key=2, is_neox=True)\n",
+        },
+    )
+    (found,) = shown(tmp_path / "pkg/engine")
+    assert (found.rule, found.missing) == ("HWB105", ("query", "key", "q", "k"))
+    assert found.definition is not None
+    assert found.definition.file == str(tmp_path / "pkg/ops/rope.py")
+    assert found.call is not None
+    assert found.call.file == str(tmp_path / "pkg/engine/layer.py")
+
+
+def test_nothing_beside_a_tree_is_read_when_no_package_holds_it(tmp_path: Path) -> None:
+    files = {"ops.py": "def rotate(q):\n    return q\n", "engine/layer.py": "from ops import rotate\n\nrotate(x=1)\n"}
+    assert not shown(write(tmp_path, files) / "engine")
+
+
+def test_a_link_out_of_the_package_is_not_followed_for_a_definition(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "other/rope.py": "def rotate(q):\n    return q\n",
+            "pkg/__init__.py": "",
+            "pkg/engine/layer.py": "from pkg.rope import rotate\n\nrotate(x=1)\n",
+        },
+    )
+    (tmp_path / "pkg/rope.py").symlink_to(tmp_path / "other/rope.py")
+    assert not shown(tmp_path / "pkg/engine")
+
+
+PLATFORM_IMPORTS = """
+    from pkg.flags import is_cuda, is_hip
+    if is_cuda:
+        from pkg.dequantize import dequantize
+    elif is_hip:
+        from pkg.dequantize import dequantize
+    def load(weight, on_cuda):
+        if is_cuda or is_hip:
+            return dequantize(weight)
+        return dequantize(weight, 0, 0)
+"""
+
+
+def test_a_function_is_not_asked_where_its_import_did_not_happen(tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/flags.py": "is_cuda = detect()\nis_hip = detect()\n",
+        "pkg/dequantize.py": "def dequantize(weight):\n    return weight\n",
+        "pkg/model.py": PLATFORM_IMPORTS,
+    }
+    assert not shown(write(tmp_path / "guarded", files))
+    files["pkg/model.py"] = PLATFORM_IMPORTS.replace("if is_cuda or is_hip", "if on_cuda")
+    assert {f.rule for f in shown(write(tmp_path / "open", files))} == {"HWB103"}
+
+
+VISION = """
+    from runners import Runner, NpuRunner
+    class Vision:
+        def __init__(self, npu):
+            self.runner = NpuRunner() if npu else Runner()
+        def forward(self, x):
+            if is_npu:
+                return self.forward_here(x)
+            return self.forward_there(x)
+        def forward_here(self, x):
+            return self.runner.replay(x=x)
+        def forward_there(self, x):
+            return self.runner.replay(x=x, windows=3)
+    class Other:
+        def forward(self, x):
+            return self.forward_there(x)
+        def forward_there(self, x):
+            return x
+"""
+RUNNERS = """
+    class Runner:
+        def replay(self, x, windows=None): return x, windows
+    class NpuRunner(Runner):
+        def replay(self, x): return x
+"""
+
+
+def test_a_method_that_other_hardware_alone_calls_is_not_held_against_this_one(tmp_path: Path) -> None:
+    assert not shown(write(tmp_path / "guarded", {"vision.py": VISION, "runners.py": RUNNERS}))
+    everywhere = VISION.replace("if is_npu:", "if x:")
+    found = shown(write(tmp_path / "open", {"vision.py": everywhere, "runners.py": RUNNERS}))
+    assert brief(found) == {("HWB101", "NpuRunner.replay", ("windows",))}
+
+
+def test_a_forwarder_of_anything_does_not_excuse_what_every_definition_rejects(tmp_path: Path) -> None:
+    source = """
+        class Dispatcher:
+            def combine(self, combine_input): ...
+        class DeepEP(Dispatcher):
+            def combine(self, combine_input): return combine_input
+        class Mori(Dispatcher):
+            def combine(self, combine_input): return combine_input
+        class Both(Dispatcher):
+            def combine(self, **kwargs): return self._run("combine", **kwargs)
+        class Layer:
+            def __init__(self, dispatcher: Dispatcher):
+                self.dispatcher = dispatcher
+            def combine(self, hidden, ids):
+                return self.dispatcher.combine(hidden=hidden, ids=ids)
+    """
+    found = shown(write(tmp_path, {"layer.py": source}))
+    assert {(f.rule, f.missing) for f in found} == {("HWB105", ("hidden", "ids", "combine_input"))}
+
+
+def test_a_composite_that_calls_its_parts_by_its_own_name_does_not_meet_its_own_kind(tmp_path: Path) -> None:
+    source = """
+        class Worker:
+            def alloc_memory_pool(self, config=None, layout=None):
+                for runner in self.make_runners():
+                    runner.alloc_memory_pool(config, layout=layout)
+        class DraftWorker(Worker):
+            def alloc_memory_pool(self, config=None): return config
+    """
+    assert not shown(write(tmp_path, {"worker.py": source}))
+
+
+def test_another_protocol_under_the_same_name_is_told_by_its_renamed_parameters(tmp_path: Path) -> None:
+    source = """
+        class Runner:
+            def execute(self, batch, proxy=None, timing=None): return batch, proxy, timing
+            def run(self):
+                self.execute(batch=1, proxy=2, timing=3)
+        class DraftRunner(Runner):
+            def execute(self, batch, timing, index): return batch, timing, index
+    """
+    assert not shown(write(tmp_path, {"runner.py": source}))
+
+
+def test_a_cached_answer_ends_when_a_definition_around_the_tree_appears_or_changes(tmp_path: Path) -> None:
+    write(tmp_path, {"pkg/__init__.py": "", "pkg/engine/layer.py": "from pkg.rope import rotate\n\nrotate(x=1)\n"})
+    options = Options(cache_dir=str(tmp_path / "cache"), jobs=1)
+
+    def rules() -> list[str]:
+        return [found.rule for found in run([str(tmp_path / "pkg/engine")], options).findings]
+
+    assert rules() == rules() == []
+    write(tmp_path, {"pkg/rope.py": "def rotate(q):\n    return q\n"})
+    assert rules() == rules() == ["HWB105"]
+    write(tmp_path, {"pkg/rope.py": "def rotate(x):\n    return x\n"})
+    assert rules() == []

@@ -1,0 +1,88 @@
+"""Conditions away from a call that keep it from a definition: around its import, or around the caller's own calls."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from . import platforms
+from .dispatch import Candidate
+from .infer import Context, Inference
+from .model import Expr
+from .program import Program, Ref
+
+Conditions = Iterable[tuple[Expr | None, bool]]
+
+
+class Elsewhere:
+    """Answers from the whole program; asked only about definitions that reject a call."""
+
+    def __init__(self, program: Program, inference: Inference) -> None:
+        self.program = program
+        self.inference = inference
+        # Calls by attribute: file, scope, guard, and whether the receiver is self.
+        self._calls: dict[str, list[tuple[int, int, int, bool]]] | None = None
+
+    def imported_under_others(self, candidate: Candidate, file: int, conditions: Conditions) -> bool:
+        """Whether a file imports a function only where the opposite of these conditions holds."""
+        if candidate.owner is not None or candidate.ref[0] == file:
+            return False
+        told = _told(conditions)
+        found = excluded = 0
+        for guard in self._imports(candidate, file) if told else ():
+            found += 1
+            excluded += any(
+                told.get(test, holds) != holds for test, holds in _told(self.inference.chain(file, guard)).items()
+            )
+        return found > 0 and found == excluded
+
+    def _imports(self, candidate: Candidate, file: int) -> Iterable[int]:
+        name = self.program.scope(candidate.ref).name
+        for number, scope in enumerate(self.program.files[file].facts.scopes):
+            for bindings in scope.bindings.values():
+                for line, guard, value in bindings:
+                    if value is not None and value[0] == "m" and value[3] == name:
+                        values = self.inference.evaluate(value, Context(file, number, line, guard, None))
+                        if ("F", candidate.ref) in values:
+                            yield guard
+
+    def only_called_on_others(self, platform: str | None, context: Context) -> bool:
+        """Whether every call of the calling method stands under conditions that this hardware cannot meet."""
+        scope = self.program.scope((context.file, context.scope))
+        if platform is None or scope.signature is None or context.owner is None:
+            return False
+        if self._calls is None:
+            self._calls = self._indexed()
+        calls = [place for place in self._calls.get(scope.name, ()) if self._may_mean(place, context.owner)]
+        return bool(calls) and not any(
+            platforms.can_meet(platform, self.inference.chain(file, guard)) for file, _, guard, _ in calls
+        )
+
+    def _may_mean(self, place: tuple[int, int, int, bool], owner: Ref) -> bool:
+        """Whether a call by this name can be one of the owner's method: ``self.m()`` of another family cannot."""
+        file, scope, _, on_self = place
+        caller = self.inference.enclosing_class((file, scope))
+        return not on_self or caller is None or caller in self.program.mro(owner) or owner in self.program.mro(caller)
+
+    def _indexed(self) -> dict[str, list[tuple[int, int, int, bool]]]:
+        found: dict[str, list[tuple[int, int, int, bool]]] = defaultdict(list)
+        for index, file in enumerate(self.program.files):
+            for raw in file.facts.calls:
+                if raw[3][0] == "a":
+                    found[raw[3][2]].append((index, raw[1], raw[2], raw[3][1] == ("n", "self")))
+        return found
+
+
+def _told(conditions: Conditions) -> dict[Expr, bool]:
+    """Each single test that these conditions decide: ``not (a or b)`` says that neither holds."""
+    found: dict[Expr, bool] = {}
+    stack = [(test, holds) for test, holds in conditions if test is not None]
+    while stack:
+        test, holds = stack.pop()
+        if test[0] == "!" and test[1] is not None:
+            stack.append((test[1], not holds))
+        elif (test[0] == "&" and holds) or (test[0] == "V" and not holds):
+            stack += [(part, holds) for part in test[1] if part is not None]
+        else:
+            found.setdefault(test, holds)
+    return found
