@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda import tuning
+from hwbackends.cuda.ahead import attach
+from hwbackends.cuda.kernels_ahead import conv_decode_ahead_kernel
 from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
 from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture, ordered
 from hwbackends.errors import DeviceError
@@ -204,7 +206,7 @@ def _plan(
     check_device(hook, x)
     make = {"conv_decode": _decode, "conv_extend": _extend}.get(hook, _draft)
     options = conv_constants(x, weight, bias, state, activation, residual, out)
-    launch = make(hook, x, state, metadata, options)
+    launch = make(hook, x, weight, state, metadata, options)
     plan = ConvPlan(hook, (x, weight, bias, activation, residual, out), launch, span(state))
     if hook == "conv_extend":
         # the extents of a prefill seldom come back: one plan per state, not one per extent
@@ -268,20 +270,27 @@ def span(state: ConvState) -> tuple[int, int]:
     return start, start + width * tensor.element_size()
 
 
-def _decode(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
+def _decode(
+    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
+) -> Launch:
     rows = x.shape[0]
     block, warps = tuning.decode(rows, state.dim)
     options |= {"TRACK": metadata.tracks, "TAIL": rows > metadata.num_reqs, "PDL": False, "BLOCK_D": block}
     fixed = [state.tensor, metadata.cache_indices, positions(state, metadata), metadata.mamba_track_indices]
     constants = ordered(conv_decode_kernel, options)
-    grid = rows * cdiv(state.dim, block)
-    return Launch(conv_decode_kernel, grid, [metadata.num_reqs], constants, warps, fixed)
+    grid, scalars = rows * cdiv(state.dim, block), [metadata.num_reqs]
+    launch = Launch(conv_decode_kernel, grid, scalars, constants, warps, fixed)
+    attach(launch, conv_decode_ahead_kernel, state, weight, metadata, options)
+    return launch
 
 
-def _extend(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
+def _extend(
+    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
+) -> Launch:
     rows, requests = x.shape[0], metadata.num_reqs
     block, tile, warps = tuning.extend(rows, state.dim)
     options |= {"TRACK": metadata.tracks, "PDL": False, "BLOCK_D": block, "BLOCK_T": tile}
+    options["STREAMED"] = rows * state.dim < tuning.STREAMED
     fixed = [
         state.tensor, metadata.cache_indices, metadata.source_indices, metadata.query_start_loc,
         metadata.has_initial_state, positions(state, metadata), metadata.seq_idx, metadata.mamba_track_indices,
@@ -299,7 +308,9 @@ def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
     return {"N": metadata.draft_token_num, "RS": strides[0], "RR": strides[1], "RD": strides[2] if state.dim > 1 else 1}
 
 
-def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
+def _draft(
+    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
+) -> Launch:
     commit = hook == "conv_draft_extend"
     rows, drafts = x.shape[0], metadata.draft_token_num
     requests = cdiv(rows, drafts)

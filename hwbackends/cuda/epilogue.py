@@ -8,7 +8,9 @@ from torch import Tensor
 
 from hwbackends import checks
 from hwbackends.cuda import tuning
+from hwbackends.cuda.ahead import attach
 from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, positions, span
+from hwbackends.cuda.kernels_ahead import fused_add_rmsnorm_ahead_kernel
 from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
 from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
@@ -151,7 +153,7 @@ def _plan(
     tokens = options["N"] if decode or state.layout == "lazy" else 1
     options |= {"DECODE": decode, "TRACK": decode and metadata.tracks, "PDL": False, "TOKENS": tokens}
     options |= {"SH": residual_stream.stride(0), "BLOCK_D": power_of_two(state.dim)}
-    grid, warps = cdiv(x.shape[0], tokens), tuning.epilogue(x.shape[0], state.dim)
+    grid, warps = cdiv(x.shape[0], tokens), tuning.epilogue(x.shape[0], state.dim, decode)
     scalars = [eps, metadata.num_reqs, x.shape[0]]
     fixed = (
         state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, metadata.cache_indices,
@@ -159,6 +161,8 @@ def _plan(
     )  # fmt: skip
     constants = ordered(fused_add_rmsnorm_kernel, options)
     launch = Launch(fused_add_rmsnorm_kernel, grid, scalars, constants, warps, fixed)
+    if decode:
+        attach(launch, fused_add_rmsnorm_ahead_kernel, state, weight, metadata, options, chained=True)
     norm = (norm_weight.data_ptr(), norm_weight.dtype, norm_weight.stride(), eps)
     plan = FusedPlan(call, launch, span(state), residual_stream, norm)
     metadata.cache[state, "fused"] = plan

@@ -242,12 +242,13 @@ def _extend_head(
 def _extend_body(
     x, w, beta, out, seq_idx, cache_indices, t, num_rows, num_tokens, d, inside,
     W: tl.constexpr, SX: tl.constexpr, SO: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    RESIDUAL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr,
+    RESIDUAL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr, STREAMED: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T consecutive tokens: outputs of those whose whole window lies in x, and zeros behind the last token.
     A token stands at least S tokens into its request exactly where the token S before it has the same request; where
     the first and the last row of the block have one owner, so have all."""
     S: tl.constexpr = W - 1
+    EVICT: tl.constexpr = "evict_first" if STREAMED else ""
     end = t + BLOCK_T - 1
     owner = tl.load(seq_idx + end, mask=end < num_tokens, other=-1)
     before = tl.load(seq_idx + t - S, mask=(t >= S) & (t - S < num_tokens), other=-1)
@@ -256,16 +257,17 @@ def _extend_body(
     rows = ()
     for i in tl.static_range(S):
         at = x + (t - S + i).to(tl.int64) * SX + d
-        rows = rows + (tl.load(at, mask=_every(t - S + i >= 0, d) & inside, other=0.0),)
+        rows = rows + (tl.load(at, mask=_every(t - S + i >= 0, d) & inside, other=0.0, eviction_policy=EVICT),)
     for i in tl.static_range(BLOCK_T):
         at = x + (t + i).to(tl.int64) * SX + d
-        rows = rows + (tl.load(at, mask=_every(t + i < num_rows, d) & inside, other=0.0),)
+        rows = rows + (tl.load(at, mask=_every(t + i < num_rows, d) & inside, other=0.0, eviction_policy=EVICT),)
     if (owner >= 0) & (owner == before):
         # in a branch of its own: before it, this load would hold back the loads of x until the owner has come
         if tl.load(cache_indices + owner) > 0:
             for i in tl.static_range(BLOCK_T):
                 acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
-                tl.store(out + (t + i).to(tl.int64) * SO + d, acc.to(out.dtype.element_ty), mask=inside)
+                value = acc.to(out.dtype.element_ty)
+                tl.store(out + (t + i).to(tl.int64) * SO + d, value, mask=inside, eviction_policy=EVICT)
         else:
             nothing = tl.zeros_like(rows[S]).to(out.dtype.element_ty)
             for i in tl.static_range(BLOCK_T):
@@ -290,7 +292,7 @@ def conv_extend_kernel(
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     RESIDUAL: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_T: tl.constexpr, STREAMED: tl.constexpr,
 ):  # fmt: skip
     """Any number of tokens per request: the first `num_reqs` programs of a channel block serve the heads of the
     requests with their state, the others the tokens behind the heads."""
@@ -310,7 +312,7 @@ def conv_extend_kernel(
     else:
         _extend_body(
             x, w, beta, out, seq_idx, cache_indices, (item - num_reqs) * BLOCK_T, num_rows, num_tokens, d, inside,
-            W, SX, SO, BIAS, SILU, RESIDUAL, PDL, ACC, BLOCK_T,
+            W, SX, SO, BIAS, SILU, RESIDUAL, PDL, ACC, BLOCK_T, STREAMED,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -18,6 +18,22 @@ LAYOUT_CODES = {"window": 0, "ring": 1, "lazy": 2}
 def interpreting() -> bool:
     """Whether triton runs kernels in Python on CPU tensors (`TRITON_INTERPRET=1`)."""
     return bool(triton.knobs.runtime.interpret)
+
+
+class Ahead(Protocol):
+    """A second form of a launch, dependent and inside captures alone, that also fetches for what follows.
+
+    Attributes:
+        chained: whether it pays directly behind another launch of ours, too.
+    """
+
+    chained: bool
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Make it ready, launching nothing: a capture allows neither compiling nor loading."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> bool:
+        """Launch; false, and nothing launched, where it is not known what follows."""
 
 
 class Launch:
@@ -35,9 +51,16 @@ class Launch:
         num_warps: warps per program.
         fixed: tensors behind those that a call passes; their addresses never move.
         aligned: whether the kernel is specialised on the alignment of its pointers.
+
+    Attributes:
+        grid, num_warps: as given.
+        ahead: the form that also fetches ahead, where there is one.
     """
 
-    __slots__ = ("_aligned", "_constants", "_dependent", "_fixed", "_grid", "_kernel", "_options", "_plain", "_scalars")
+    __slots__ = (
+        "_aligned", "_constants", "_dependent", "_fixed", "_kernel", "_options", "_plain", "_scalars", "ahead", "grid",
+        "num_warps",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,12 +72,18 @@ class Launch:
         fixed: Sequence[Tensor] = (),
         aligned: bool = True,
     ) -> None:
-        self._kernel, self._grid, self._scalars, self._constants = kernel, grid, tuple(scalars), constants
+        self._kernel, self.grid, self._scalars, self._constants = kernel, grid, tuple(scalars), constants
         # contraction is off: every product that is fused with a sum is written so, in every kernel alike
+        self.num_warps = num_warps
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
         self._fixed, self._aligned = tuple(fixed), aligned
         self._plain: tuple[Any, ...] | None = None
         self._dependent: tuple[Any, ...] | None = None
+        self.ahead: Ahead | None = None
+
+    def with_kernel(self, kernel: Any, grid: int, scalars: Sequence[int | float], constants: dict[str, Any]) -> Launch:
+        """Another kernel over the same unmoving tensors; its scalars come before those of this launch."""
+        return Launch(kernel, grid, (*scalars, *self._scalars), constants, self.num_warps, self._fixed, self._aligned)
 
     def at(self, pointers: Sequence[int], dependent: bool = False, first: tuple[int, ...] = ()) -> bool:
         """A warm launch on the current stream; false where the call must be made with tensors.
@@ -70,12 +99,12 @@ class Launch:
         launch, head, device, fixed, tail = ready
         if _current_device() != device:
             return False
-        launch(self._grid, 1, 1, _current_stream(device), *head, *pointers, *fixed, *first, *tail)
+        launch(self.grid, 1, 1, _current_stream(device), *head, *pointers, *fixed, *first, *tail)
         return True
 
     def __call__(self, tensors: Sequence[Tensor], dependent: bool = False, first: tuple[int, ...] = ()) -> None:
         """Launch on the current stream with the leading tensors; see `at`."""
-        if not self._grid:
+        if not self.grid:
             return
         unaligned = self._aligned and any(tensor.data_ptr() & 15 for tensor in (*tensors, *self._fixed))
         if not unaligned and self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
@@ -85,14 +114,27 @@ class Launch:
         else:
             self._make_ready(tensors, dependent, first)
 
-    def _make_ready(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
-        """Launch by a kernel that another launch compiled, or compile it, and keep it for later calls."""
+    def compile_dependent(self, tensors: Sequence[Tensor], first: tuple[int, ...] = ()) -> None:
+        """Make the dependent form ready for `at`, launching nothing."""
+        device, known = self._known(tensors)
+        if True not in known:
+            known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
+        self._keep(known, device)
+
+    def _known(self, tensors: Sequence[Tensor]) -> tuple[int, dict[bool, tuple[Any, tuple[Any, ...]]]]:
+        """Device, and the compiled forms of this kernel with these constants and dtypes."""
         device = tensors[0].get_device()
         dtypes = tuple(tensor.dtype for tensor in (*tensors, *self._fixed))
         key = (self._kernel, device, self._options["num_warps"], dtypes, *self._constants.values())
-        known = _compiled.setdefault(key, {})
+        return device, _compiled.setdefault(key, {})
+
+    def _make_ready(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
+        """Launch by a kernel that another launch compiled, or compile it, and keep it for later calls."""
+        device, known = self._known(tensors)
         if dependent in known:
             self._keep(known, device)
+            if self.ahead is not None:
+                self.ahead.compile(tensors)
             self._entry_or_at(tensors, dependent, first)
             return
         known[dependent] = _entry_of(self._entry(tensors, dependent, first))
@@ -100,6 +142,8 @@ class Launch:
             # loading a module is not allowed in a capture, so the other form is made ready now
             known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
         self._keep(known, device)
+        if self.ahead is not None:
+            self.ahead.compile(tensors)
 
     def _entry_or_at(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
         if not self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
@@ -118,14 +162,14 @@ class Launch:
     def _entry(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], warmup: bool = False) -> Any:
         arguments = (*tensors, *self._fixed, *first, *self._scalars)
         if interpreting():
-            return self._kernel[(self._grid,)](*arguments, **self._constants)
+            return self._kernel[(self.grid,)](*arguments, **self._constants)
         constants, options = self._constants, self._options
         if dependent:
             constants, options = constants | {"PDL": True}, options | {"launch_pdl": True}
         with torch.cuda.device(tensors[0].device):
             if warmup:
-                return self._kernel.warmup(*arguments, grid=(self._grid,), **constants, **options)
-            return self._kernel[(self._grid,)](*arguments, **constants, **options)
+                return self._kernel.warmup(*arguments, grid=(self.grid,), **constants, **options)
+            return self._kernel[(self.grid,)](*arguments, **constants, **options)
 
 
 _compiled: dict[tuple[Any, ...], dict[bool, tuple[Any, tuple[Any, ...]]]] = {}
@@ -212,8 +256,11 @@ def launch_in_capture(launch: Launch, tensors: Sequence[Tensor], span: tuple[int
     if chain is None:
         launch(tensors)
         return
-    pays = rows < PLAIN_ROWS or chain.last in (0, last_node())
-    launch(tensors, chain.may_depend(*span, wanted=pays))
+    behind_ours = chain.last in (0, last_node())
+    dependent = chain.may_depend(*span, wanted=rows < PLAIN_ROWS or behind_ours)
+    ahead = launch.ahead if dependent else None
+    if ahead is None or (behind_ours and not ahead.chained) or not ahead(tensors):
+        launch(tensors, dependent)
     chain.last = last_node()
 
 

@@ -12,6 +12,10 @@ def decode(rows: int, dim: int) -> tuple[int, int]:
     return block, max(1, block // 128)
 
 
+AHEAD_ROWS = 64
+"""Rows of x up to which a captured decode conv fetches ahead for the next one."""
+
+
 def draft(requests: int, dim: int) -> tuple[int, int]:
     """Channels per program and warps of verify and draft extend."""
     block = min(power_of_two(dim), 512 if requests * dim <= 1 << 16 else 256)
@@ -33,9 +37,14 @@ def extend(tokens: int, dim: int) -> tuple[int, int, int]:
     return narrow, tile, max(1, warps * narrow // block)
 
 
-def epilogue(rows: int, dim: int) -> int:
-    """Warps of the fused epilogue, which takes all channels in one program."""
-    most = 16 if rows <= 8 else 32 if rows <= 128 else 8
+STREAMED = 1 << 25
+"""Elements of x below which extend asks the caches to drop x and the output first: more do not fit them anyway."""
+
+
+def epilogue(rows: int, dim: int, decode: bool) -> int:
+    """Warps of the fused epilogue, which takes all channels in one program. Behind a matrix product a wide program
+    waits longer for a place than its width saves."""
+    most = 16 if rows <= (AHEAD_ROWS if decode else 8) else 32 if rows <= 128 else 8
     return max(1, min(most, power_of_two(dim) // 128))
 
 

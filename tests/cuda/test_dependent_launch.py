@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hwbackends.cuda.ahead import FetchAhead
 from hwbackends.cuda.launch import Chain
 from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits
 from hwbackends.registry import load
@@ -29,9 +30,11 @@ def test_a_conv_depends_only_behind_a_plain_launch_over_other_state() -> None:
 
 
 class Walk:
-    """Steps of mixed phases over several layers, outputs fed into the next step; run plain or in graphs."""
+    """Steps of mixed phases over several layers, outputs fed into the next step; run plain or in graphs. `foreign`: a
+    kernel that is not ours stands between the layers."""
 
-    def __init__(self, layout: str, monkeypatch: pytest.MonkeyPatch, dependent: bool) -> None:
+    def __init__(self, layout: str, monkeypatch: pytest.MonkeyPatch, dependent: bool, foreign: bool) -> None:
+        self.foreign = foreign
         monkeypatch.setenv("HWBACKENDS_CUDA_PDL", "1" if dependent else "0")
         self.hooks: Any = load("cuda", "cuda")
         setting = Setting(layout=layout, dim=1024, dtype=torch.bfloat16, track=False)
@@ -61,20 +64,38 @@ class Walk:
             else:
                 hook = getattr(self.hooks, f"conv_{PHASE[found]}")
                 x = hook(x, case.weight, None, case.state, view, "silu", True)
+            if self.foreign:
+                x.mul_(1)
         self.x[: len(x)].copy_(x / x.float().abs().amax().clamp(min=1).to(x.dtype))
 
     def memory(self) -> list[torch.Tensor]:
         return [self.x, self.stream, *(case.state.tensor for case in self.layers)]
 
 
+def count_fetches(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many launches of decode and of the epilogue fetched ahead from now on."""
+    counts = {"decode": 0, "fused": 0}
+    launch = FetchAhead.__call__
+
+    def counted(self: FetchAhead, tensors: Any) -> bool:
+        done = launch(self, tensors)
+        counts["fused" if self.chained else "decode"] += done
+        return done
+
+    monkeypatch.setattr(FetchAhead, "__call__", counted)
+    return counts
+
+
 @pytest.mark.cuda
+@pytest.mark.parametrize("foreign", [False, True], ids=["back to back", "foreign kernels between"])
 @pytest.mark.parametrize("layout", ["ring", "window", "lazy"])
 def test_thousands_of_chained_steps_in_every_order_equal_plain_launches(
-    layout: str, monkeypatch: pytest.MonkeyPatch
+    layout: str, foreign: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("dependent launch needs compute capability 9.0")
-    plain, chained = Walk(layout, monkeypatch, False), Walk(layout, monkeypatch, True)
+    plain, chained = (Walk(layout, monkeypatch, dependent, foreign) for dependent in (False, True))
+    ahead = count_fetches(monkeypatch)
     kinds = sorted({kind for order in ORDERS for kind in order})
     for walk in (plain, chained):
         for kind in kinds:
@@ -86,7 +107,9 @@ def test_thousands_of_chained_steps_in_every_order_equal_plain_launches(
             for kind in order:
                 chained.step(kind)
         graphs[",".join(order)] = graph
-    start = Walk(layout, monkeypatch, False)
+    assert ahead["fused"] > 0
+    assert (ahead["decode"] > 0) is foreign
+    start = Walk(layout, monkeypatch, False, foreign)
     for walk in (plain, chained):
         for mine, fresh in zip(walk.memory(), start.memory(), strict=True):
             mine.copy_(fresh)

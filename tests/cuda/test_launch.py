@@ -90,6 +90,54 @@ def test_an_address_that_16_does_not_divide_goes_through_triton_itself(kernel: K
     assert kernel.warm == []
 
 
+class Ahead:
+    """A form that fetches ahead and writes down what it was asked."""
+
+    def __init__(self, chained: bool, knows: bool = True) -> None:
+        self.chained, self.knows = chained, knows
+        self.asked: list[str] = []
+
+    def compile(self, tensors: Any) -> None:
+        self.asked.append("compile")
+
+    def __call__(self, tensors: Any) -> bool:
+        self.asked.append("launch")
+        return self.knows
+
+
+def test_the_form_that_fetches_ahead_is_compiled_with_the_first_call(kernel: Kernel) -> None:
+    launch = make(kernel)
+    launch.ahead = ahead = Ahead(chained=False)
+    launch([torch.zeros(64)])
+    assert ahead.asked == ["compile"]
+
+
+@pytest.mark.parametrize(
+    ("chained", "behind_ours", "asked"),
+    [(False, False, True), (False, True, False), (True, False, True), (True, True, True)],
+)
+def test_a_dependent_conv_fetches_ahead_behind_another_s_kernel_or_where_that_pays_behind_ours(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, chained: bool, behind_ours: bool, asked: bool
+) -> None:
+    chain, nodes = launching.Chain(), iter([5, 5 if behind_ours else 9, 0, 0])
+    monkeypatch.setattr(launching, "chain_of_capture", lambda: chain)
+    monkeypatch.setattr(launching, "last_node", lambda: next(nodes))
+    chain.changed, chain.last = False, next(nodes)
+    launch = make(kernel)
+    launch.ahead = ahead = Ahead(chained)
+    launching.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
+    assert ("launch" in ahead.asked) is asked
+
+
+def test_a_plain_launch_in_a_capture_fetches_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "chain_of_capture", launching.Chain)
+    monkeypatch.setattr(launching, "last_node", lambda: 9)
+    launch = make(kernel)
+    launch.ahead = ahead = Ahead(chained=True)
+    launching.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
+    assert "launch" not in ahead.asked
+
+
 def test_an_empty_grid_launches_nothing(kernel: Kernel) -> None:
     Launch(kernel, 0, [1], {"D": 8}, 4)([torch.zeros(0)])
     assert kernel.compiled == []
