@@ -178,6 +178,8 @@ class Drift:
             v for v in verdicts if not (v.mismatch.rejects or v.mismatch.swallowed)
             and self.reachable(v.candidate, file, call, context, v.mismatch)
         )  # fmt: skip
+        if all(self._says_nothing(v.target) for v in accepting):
+            accepting = ()
         if all(v.mismatch.unknown and v.mismatch.missing for v in faulty):
             # Another protocol for all of them: what hands everything on would only hand it on to one of these.
             accepting = tuple(v for v in accepting if not _takes_anything(v.target))
@@ -191,6 +193,14 @@ class Drift:
                       self.divided(v, verdicts))
             for v in faulty
         ]  # fmt: skip
+
+    def _says_nothing(self, target: Candidate) -> bool:
+        """Whether a definition takes anything and looks at nothing: a stand-in, for whatever is called otherwise."""
+        signature = target.signature
+        caught = {name for name in (signature.vararg, signature.kwarg) if name}
+        return (
+            bool(caught) and not _named(signature, target.skip) and caught <= set(self.program.scope(target.ref).unread)
+        )
 
     def verdicts(
         self, candidates: list[Candidate], passed: Passed, file: int, call: Call, context: Context

@@ -178,3 +178,18 @@ def test_a_cached_answer_ends_when_a_definition_around_the_tree_appears_or_chang
     assert rules() == rules() == ["HWB105"]
     write(tmp_path, {"pkg/rope.py": "def rotate(x):\n    return x\n"})
     assert rules() == []
+
+
+def test_a_stand_in_that_looks_at_nothing_does_not_excuse_the_real_function(tmp_path: Path) -> None:
+    source = """
+        def draft_context(group, *, owns_attention): return group, owns_attention
+        def empty_context(*args, **kwargs): return None
+        class Worker:
+            def __init__(self, spread):
+                self.context = draft_context if spread else empty_context
+            def step(self):
+                self.context(1, owns_attention=True)
+            def step_later(self):
+                self.context(1)
+    """
+    assert brief(shown(write(tmp_path, {"worker.py": source}))) == {("HWB106", "draft_context", ("owns_attention",))}
