@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ from hwbackends.demo import serve, text
 from hwbackends.demo.serve import DemoResult, DemoSettings
 from hwbackends.engines.transformers.convs import SidecarConvs
 from hwbackends.engines.transformers.drafters import SeededDrafter
+from hwbackends.engines.transformers.graphs import ForwardOutput, StepGraphs, StepRow
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.tiny import StockAnswer
+from hwbackends.metadata import ForwardMode
 
 CHECKS = {
     "tokens equal to stock",
     "logits equal to stock",
     "metadata resolved once per step",
+    "decode and verify replayed",
     "addresses moved: none",
     "slots leaked: none",
     "every accepted count occurred",
@@ -62,6 +66,10 @@ def test_the_demo_passes_and_says_what_it_served(model: str, layout: str) -> Non
         weighted = sum(count * times for count, times in enumerate(histogram))
         assert entry["mean_accepted"] == pytest.approx(weighted / sum(histogram), rel=1e-12)
     assert sum(entry["accepted_histogram"][3] for entry in found["requests"]) > 0
+    assert set(found["graphs"]) == set(found["steps"]) == {"extend", "decode", "target_verify"}
+    for mode, steps in found["steps"].items():
+        replayed, eager = (0, steps) if mode == "extend" else (steps, 0)
+        assert found["graphs"][mode] == {"replayed": replayed, "eager": eager}
 
 
 def test_without_drafts_nothing_is_verified() -> None:
@@ -113,6 +121,34 @@ def test_metadata_resolved_twice_in_a_step_fails(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(SidecarConvs, "conv", preparing)
     status, found = document("--model", "lfm2")
     assert (status, failed(found)) == (1, {"metadata resolved once per step"})
+
+
+def test_a_verify_step_that_no_graph_replays_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = StepGraphs.capture
+
+    def losing(self: StepGraphs) -> None:
+        capture(self)
+        self._buckets[ForwardMode.TARGET_VERIFY, 4].replay = None
+
+    monkeypatch.setattr(StepGraphs, "capture", losing)
+    status, found = document("--model", "lfm2")
+    assert (status, failed(found)) == (1, {"decode and verify replayed"})
+    assert found["graphs"]["target_verify"]["eager"] > 0
+
+
+def test_a_model_that_runs_beside_its_graphs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StepGraphs.run
+
+    def twice(self: StepGraphs, mode: ForwardMode, rows: Sequence[StepRow]) -> ForwardOutput:
+        output = run(self, mode, rows)
+        bucket = self._buckets[mode, self.size(len(rows))]
+        self._launch(bucket)()
+        bucket.output = output
+        return output
+
+    monkeypatch.setattr(StepGraphs, "run", twice)
+    status, found = document("--model", "lfm2")
+    assert (status, failed(found)) == (1, {"decode and verify replayed", "metadata resolved once per step"})
 
 
 def test_a_run_without_some_accepted_count_fails(monkeypatch: pytest.MonkeyPatch) -> None:

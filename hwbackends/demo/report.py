@@ -36,6 +36,7 @@ def as_document(result: DemoResult) -> dict[str, Any]:
         "seed": settings.seed,
         "seconds": round(result.seconds, 3),
         "steps": result.steps,
+        "graphs": result.graphs,
         "requests": [
             {
                 "request": request.request_id,

@@ -33,6 +33,9 @@ CHUNK = 32
 LONGEST_PROMPT = 160
 TIE_MARGIN = 1e-4
 LOGITS_BOUND = 2e-5
+LEAST_ANSWER = 32
+PAUSE = 4
+"""Every so many steps nobody drafts, so that decode steps stand between the verify steps."""
 DEVICE_OF_BACKEND = {"cuda": "cuda", "ascend": "npu"}
 
 
@@ -62,7 +65,8 @@ class Check:
 
 @dataclass(slots=True)
 class DemoResult:
-    """What was served and what was found."""
+    """What was served and what was found. `graphs`: forward mode to its steps that a graph replayed, and that ran
+    eagerly."""
 
     settings: DemoSettings
     backend: str
@@ -71,6 +75,7 @@ class DemoResult:
     checks: list[Check] = field(default_factory=list)
     ties: list[tuple[int, int]] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -113,6 +118,7 @@ def run_demo(settings: DemoSettings, quiet: bool = False) -> DemoResult:
         _serve(runner, prompts, lengths, lambda tokens: advance("hwbackends", sum(lengths), tokens))
     result = DemoResult(settings, backend.name, str(device), runner.requests, seconds=time.perf_counter() - started)
     result.steps = dict(runner.counters.by_mode)
+    result.graphs = _graph_counts(runner)
     _compare(result, answers)
     _inspect(result, runner, before)
     return result
@@ -151,18 +157,19 @@ def answer_lengths(settings: DemoSettings) -> list[int]:
     """Tokens to generate per request: drawn, and enough for every accepted count from 0 to the drafts to occur."""
     draw = random.Random(settings.seed + 1)
     counts = settings.draft + 1
-    least = max(16, counts * (counts + 1) // 2 + settings.draft)
+    pauses = 1 + counts // (PAUSE - 1)
+    least = max(LEAST_ANSWER, counts * (counts + 1) // 2 + settings.draft + pauses)
     return [least + draw.randrange(0, 16) for _ in range(settings.requests)]
 
 
 def make_runner(
     settings: DemoSettings, backend: Any, device: torch.device, answers: Sequence[StockAnswer], longest: int
 ) -> PackedRunner:
-    """A runner over a second model with the same weights, with recorded metadata where the device can record."""
+    """A runner over a second model with the same weights, with recorded forwards where the device can record."""
     drafter = None
     if settings.draft:
         known = {index: answer.tokens for index, answer in enumerate(answers)}
-        drafter = SeededDrafter(known, answers[0].logits.shape[-1], settings.seed)
+        drafter = SeededDrafter(known, answers[0].logits.shape[-1], settings.seed, PAUSE)
     limits = RunnerSettings(
         layout=settings.layout,
         max_batch=min(8, settings.requests),
@@ -177,10 +184,11 @@ def make_runner(
 
 
 def recorder_of(device: torch.device) -> Record | None:
-    """How metadata is recorded on a device: CUDA graphs, a recorder of ops on the CPU, or not at all."""
+    """How forwards are recorded on a device: CUDA graphs, a recorder of torch ops on the CPU, or not at all."""
     if device.type == "cuda":
         return record_cuda
-    if device.type != "cpu":
+    # kernels in triton's interpreter are no torch ops
+    if device.type != "cpu" or switched_on("TRITON_INTERPRET"):
         return None
 
     from hwbackends.testing.recorder import CpuGraph
@@ -263,6 +271,29 @@ def _compare(result: DemoResult, answers: Sequence[StockAnswer]) -> None:
     result.checks.append(Check("logits equal to stock", worst <= LOGITS_BOUND, detail))
 
 
+def _graph_counts(runner: PackedRunner) -> dict[str, dict[str, int]]:
+    counters = runner.graphs.counters
+    return {
+        mode: {"replayed": counters.replayed[mode], "eager": steps - counters.replayed[mode]}
+        for mode, steps in runner.counters.by_mode.items()
+    }
+
+
+def _check_graphs(result: DemoResult, runner: PackedRunner) -> Check:
+    """Every decode and verify step came from a graph: counted by the graphs, and by the calls of the model, which are
+    those of the prompts alone. Where the device records nothing there is nothing to hold."""
+    modes = ["decode"] + ["target_verify"] * bool(result.settings.draft)
+    found = {mode: result.graphs.get(mode, {"replayed": 0, "eager": 0}) for mode in modes}
+    detail = "; ".join(f"{mode} {n['replayed']} replayed, {n['eager']} eager" for mode, n in found.items())
+    calls = runner.counters.model_calls
+    detail += f"; the model called from Python in {calls} of {sum(result.steps.values())} steps"
+    replayed = all(n["replayed"] and not n["eager"] for n in found.values())
+    passed = replayed and calls == result.steps.get("extend", 0)
+    if not runner.graphs.recorded:
+        passed, detail = True, f"nothing is recorded on {result.device}: {detail}"
+    return Check("decode and verify replayed", passed, detail)
+
+
 def _inspect(result: DemoResult, runner: PackedRunner, before: dict[str, int]) -> None:
     """What the run must not have done: resolve metadata twice, move a buffer, leak a slot, miss a rollback."""
     counters = runner.counters
@@ -270,6 +301,7 @@ def _inspect(result: DemoResult, runner: PackedRunner, before: dict[str, int]) -
     asked = runner.conv_calls / max(1, forwards)
     detail = f"{runner.resolutions} for {forwards} steps; {asked:g} modules asked per step"
     result.checks.append(Check("metadata resolved once per step", runner.resolutions == forwards, detail))
+    result.checks.append(_check_graphs(result, runner))
     after = runner.addresses()
     moved = sorted(name for name in before if before[name] != after.get(name))
     detail = f"{len(moved)} of {len(before)}" + (f": {', '.join(moved)}" if moved else "")

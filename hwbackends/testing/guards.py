@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hwbackends.errors import AllocationError, GraphError, SyncError
 
@@ -137,9 +136,27 @@ def no_sync() -> Iterator[None]:
         yield
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    """Every tensor in a nest of tuples, lists and dicts, which is all that an op takes or gives. A recorder asks this
+    several times per op, and torch's own walk over trees costs more than most small ops."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    found: list[Tensor] = []
+    for part in tree:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list, dict)):
+            found += tensors(part)
+    return found
+
+
 def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     """Storages of every tensor in a nest of tuples, lists and dicts, by identity."""
-    found = (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    found = (leaf.untyped_storage() for leaf in tensors(tree))
     return {storage._cdata: storage for storage in found}
 
 

@@ -8,6 +8,7 @@ own graphs."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hwbackends.errors import GraphError, SyncError
-from hwbackends.testing.guards import decomposed, storages, sync_reason
+from hwbackends.testing.guards import decomposed, storages, sync_reason, tensors
 
 POISON_BYTE = 0xFF
 """Fills what a capture computed: NaN in every floating dtype, -1 in every signed integer."""
@@ -38,7 +38,8 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One recorded op. `fresh` are the results that it allocated, at the addresses that every replay fills."""
+    """One recorded op. `fresh` are the results that it allocated, by their place among its results, at the addresses
+    that every replay fills."""
 
     func: Any
     args: tuple[Any, ...]
@@ -46,9 +47,10 @@ class _Call:
     fresh: tuple[tuple[int, Tensor], ...]
 
     def run(self) -> None:
-        result = tree_leaves(self.func(*self.args, **self.kwargs))
+        result = self.func(*self.args, **self.kwargs)
+        results = [result] if isinstance(result, Tensor) else tensors(result)
         for position, tensor in self.fresh:
-            tensor.copy_(result[position])
+            tensor.copy_(results[position])
 
 
 class CpuGraph:
@@ -122,6 +124,8 @@ class _Recorder(TorchDispatchMode):
         reason = sync_reason(func, args, kwargs)
         if reason:
             raise SyncError(f"CpuGraph.capture: {reason}; a graph cannot record it")
+        if _only_views(func):
+            return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         self._save(written)
         before = storages((args, kwargs))
@@ -129,8 +133,7 @@ class _Recorder(TorchDispatchMode):
         fresh = self._fresh(result, before)
         empty = func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty")
         if written or (fresh and not empty):
-            pinned_args, pinned_kwargs = tree_map(_pin, (args, kwargs))
-            self.calls.append(_Call(func, pinned_args, pinned_kwargs, fresh))
+            self.calls.append(_Call(func, _pin(args), _pin(kwargs), fresh))
         return result
 
     def _save(self, written: list[Tensor]) -> None:
@@ -140,8 +143,8 @@ class _Recorder(TorchDispatchMode):
 
     def _fresh(self, result: Any, before: dict[int, torch.UntypedStorage]) -> tuple[tuple[int, Tensor], ...]:
         fresh: list[tuple[int, Tensor]] = []
-        for position, leaf in enumerate(tree_leaves(result)):
-            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage())._cdata not in before:
+        for position, leaf in enumerate(tensors(result)):
+            if (storage := leaf.untyped_storage())._cdata not in before:
                 self.owned[storage._cdata] = storage
                 fresh.append((position, _pin(leaf)))
         return tuple(fresh)
@@ -154,9 +157,21 @@ class _Recorder(TorchDispatchMode):
             _bytes(storage).fill_(POISON_BYTE)
 
 
-def _pin(leaf: Any) -> Any:
-    """An alias that keeps the address even if the original object is given another storage."""
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+@functools.cache
+def _only_views(func: Any) -> bool:
+    """Whether an op gives other views of its arguments and does nothing else: there is nothing to replay."""
+    schema = func._schema
+    return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+
+
+def _pin(tree: Any) -> Any:
+    """The same nest of tuples, lists and dicts over aliases of its tensors, which keep their addresses even if the
+    original objects are given another storage."""
+    if isinstance(tree, Tensor):
+        return tree.detach()
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map(_pin, tree))
+    return {name: _pin(part) for name, part in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
@@ -164,12 +179,14 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    if not func._schema.is_mutable:
+        return []
     found: list[Any] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name) if argument.name in kwargs else args[position : position + 1]
             found.append(value)
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    return tensors(found)
 
 
 class CudaGraph:

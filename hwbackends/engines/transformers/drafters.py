@@ -99,16 +99,23 @@ class SeededDrafter(Drafter):
         answers: request id to the tokens that the stock model generates.
         vocab_size: tokens are below it.
         seed: seed of the draws.
+        pause: every how many proposals nobody gets a draft, so that the step decodes; 0: never.
     """
 
-    def __init__(self, answers: Mapping[int, Sequence[int]], vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, answers: Mapping[int, Sequence[int]], vocab_size: int, seed: int = 0, pause: int = 0) -> None:
         self.answers = answers
         self.vocab_size = vocab_size
+        self.pause = pause
+        self._proposals = 0
         self._random = random.Random(seed)
         self._bag: list[int] = []
 
     def propose(self, requests: Sequence[Request], count: int) -> list[list[int]]:
-        """The answer's next tokens, spoiled behind a drawn number of them."""
+        """The answer's next tokens, spoiled behind a drawn number of them; nothing in a pause, of which the second
+        proposal is the first."""
+        self._proposals += 1
+        if self.pause and self._proposals % self.pause == 2 % self.pause:
+            return [[] for _ in requests]
         return [self._spoil(request, count) for request in requests]
 
     def _spoil(self, request: Request, count: int) -> list[int]:

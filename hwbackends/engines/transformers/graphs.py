@@ -1,32 +1,55 @@
-"""Decode and verify metadata as recorded graphs: static inputs per bucket of batch sizes, filled before each replay."""
+"""Whole decode and verify forwards as recorded graphs: static inputs per bucket of batch sizes, filled before each
+replay. One graph holds everything between tokens and tokens: metadata, embedding, layers, logits, argmax."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from hwbackends.engines.transformers.models import ModelSpec
+from hwbackends.engines.transformers.packed import PackedStep, pack_rows
+from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
+from hwbackends.sidecar import ConvStateSidecar
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Records what a function launches and returns what replays it."""
 
+GENERATING = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
+"""Phases whose forwards are recorded; prompts go through eager extend steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """What decode and verify metadata needs to know of one live request."""
+    """What a decode or verify step needs to know of one live request; `tokens` are this step's."""
 
     row: int
     computed: int
     kept_tokens: int
+    tokens: Sequence[int]
     track_slot: int = PADDED
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What one forward gives: logits [T, vocabulary], their greedy tokens [T], and the last hidden states [T, D] where
+    a drafter wants them. A graph fills the same tensors at each replay: read them before the next one."""
+
+    logits: Tensor
+    tokens: Tensor
+    hidden: Tensor | None
+
+
+Forward = Callable[[PackedStep], ForwardOutput]
+
+
 def record_cuda(launch: Callable[[], None]) -> Callable[[], None]:
-    """Record with `torch.cuda.CUDAGraph`, after warming up on a side stream."""
+    """Record with `torch.cuda.CUDAGraph`, after warming up on a side stream: kernels are compiled there, and cuBLAS
+    finds its workspaces."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -45,110 +68,159 @@ def buckets(max_batch: int) -> list[int]:
     return [*sizes, max_batch]
 
 
-class MetadataGraphs:
-    """Recorded metadata preparation of decode and verify steps.
+@dataclass(slots=True)
+class _Bucket:
+    """One phase at one batch size: its static batch, what the last launch or replay gave, and how to replay.
+
+    `reads` counts the convs that ask for metadata in one forward.
+    """
+
+    batch: StepBatch
+    output: ForwardOutput | None = None
+    replay: Callable[[], None] | None = None
+    reads: int = 0
+
+
+@dataclass(slots=True)
+class GraphCounters:
+    """Steps by forward mode that a graph replayed, and that ran eagerly; convs that replays ran."""
+
+    replayed: Counter[str] = field(default_factory=Counter)
+    eager: Counter[str] = field(default_factory=Counter)
+    convs: int = 0
+
+
+class StepGraphs:
+    """Recorded forwards of decode and verify steps.
 
     Attributes:
-        replayed: replays so far.
+        counters: what ran how; captures and warm-ups are no steps.
 
     Args:
-        sidecar: its `init_forward_metadata_in_graph` is what gets recorded.
-        max_batch: largest batch.
-        draft_token_num: tokens per request in a verify step; 0: no verify steps.
-        device: device of the pool.
-        record: how to record; None: the in-graph hook is called anew each step.
-        tracks: whether decode steps may ask for snapshots.
+        sidecar: its `init_forward_metadata_in_graph` opens each graph.
+        spec: the model's.
+        settings: limits; they fix every extent.
+        forward: runs the model over a step, without a host synchronisation.
+        record: how to record; None: every step runs eagerly, over the same static inputs.
     """
 
     def __init__(
         self,
-        sidecar: Any,
-        max_batch: int,
-        draft_token_num: int,
-        device: torch.device,
+        sidecar: ConvStateSidecar,
+        spec: ModelSpec,
+        settings: RunnerSettings,
+        forward: Forward,
         record: Record | None,
-        tracks: bool,
     ) -> None:
-        self._sidecar = sidecar
-        self._buckets = buckets(max_batch)
-        self._draft_token_num = draft_token_num
-        self._record = record
-        self._tracks = tracks
-        self.replayed = 0
-        self._replays: dict[tuple[ForwardMode, int], Callable[[], None]] = {}
-        self._batches: dict[tuple[ForwardMode, int], StepBatch] = {}
-        # columns of the static inputs: request row, computed length, kept tokens, track slot
-        self._inputs = torch.zeros(4, max_batch, dtype=torch.int64, device=device)
+        self._sidecar, self._spec, self._settings = sidecar, spec, settings
+        self._forward, self._record = forward, record
+        self.counters = GraphCounters()
+        self._sizes = buckets(settings.max_batch)
+        self._buckets: dict[tuple[ForwardMode, int], _Bucket] = {}
+        device, width = sidecar.pool.device, max(1, settings.draft_token_num)
+        # rows of the static inputs: request row, computed length, kept tokens, track slot
+        self._inputs = torch.zeros(4, settings.max_batch, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(settings.max_batch * width, dtype=torch.int64, device=device)
         self._live = torch.zeros(1, dtype=torch.int32, device=device)
-        self._track_mask = torch.zeros(max_batch, dtype=torch.bool, device=device)
-        self._device = device
+        self._track_mask = torch.zeros(settings.max_batch, dtype=torch.bool, device=device)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replayed."""
+        return self._record is not None
+
+    @torch.no_grad()
     def capture(self) -> None:
-        """Record every bucket, largest first, so that the largest decides what is allocated."""
-        modes = [ForwardMode.DECODE] + [ForwardMode.TARGET_VERIFY] * bool(self._draft_token_num)
-        for mode in modes:
-            for bucket in reversed(self._buckets):
-                batch = self._static_batch(mode, bucket)
-                self._batches[mode, bucket] = batch
-                self._sidecar.init_forward_metadata_out_graph(batch, in_capture=True)
-                if self._record is not None:
-                    self._replays[mode, bucket] = self._record(self._launch(batch))
+        """Record every bucket, largest first, so that the largest decides what is allocated.
 
-    def _launch(self, batch: StepBatch) -> Callable[[], None]:
+        Every row is padded meanwhile: what runs to warm up or to be recorded changes no state.
+        """
+        modes = GENERATING if self._settings.draft_token_num else GENERATING[:1]
+        for mode in modes:
+            for size in reversed(self._sizes):
+                bucket = self._buckets[mode, size] = _Bucket(self._static_batch(mode, size))
+                self._fill(mode, [], size)
+                self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=True)
+                if self._record is not None:
+                    bucket.replay = self._record(self._launch(bucket))
+
+    def _launch(self, bucket: _Bucket) -> Callable[[], None]:
+        """Metadata and forward of one bucket: what a graph records, and what runs where nothing is recorded."""
+        batch = bucket.batch
+        rows, computed = self._inputs[:2, : batch.num_reqs]
+        tokens = self._tokens[: batch.num_tokens].view(batch.num_reqs, -1)
+
         def launch() -> None:
+            before = self._sidecar.reads
+            # first of all: convs may start before the launch ahead of them has ended, but not before this one
             self._sidecar.init_forward_metadata_in_graph(batch)
+            step = pack_rows(rows, computed, tokens, self._spec, self._settings.row_len)
+            bucket.output = self._forward(step)
+            bucket.reads = self._sidecar.reads - before
 
         return launch
 
-    def _static_batch(self, mode: ForwardMode, bucket: int) -> StepBatch:
-        verify = mode is ForwardMode.TARGET_VERIFY
-        tokens = self._draft_token_num if verify else 1
-        rows, computed, kept, track = self._inputs[:, :bucket]
-        tracks = self._tracks and not verify
+    def _width(self, mode: ForwardMode) -> int:
+        return self._settings.draft_token_num if mode is ForwardMode.TARGET_VERIFY else 1
+
+    def _static_batch(self, mode: ForwardMode, size: int) -> StepBatch:
+        rows, computed, kept, track = self._inputs[:, :size]
+        tracks = self._settings.prefix_slots > 0 and mode is ForwardMode.DECODE
         return StepBatch(
             forward_mode=mode,
             req_pool_indices=rows,
-            num_reqs=bucket,
-            num_tokens=bucket * tokens,
+            num_reqs=size,
+            num_tokens=size * self._width(mode),
             computed_lens=computed,
-            draft_token_num=tokens,
+            draft_token_num=self._width(mode),
             num_accepted_tokens=kept,
-            mamba_track_mask=self._track_mask[:bucket] if tracks else None,
+            mamba_track_mask=self._track_mask[:size] if tracks else None,
             mamba_track_indices=track if tracks else None,
             num_reqs_device=self._live,
         )
 
-    def bucket(self, live: int) -> int:
+    def size(self, live: int) -> int:
         """The smallest recorded batch size that holds `live` requests."""
-        return next(size for size in self._buckets if size >= live)
+        return next(size for size in self._sizes if size >= live)
 
-    def prepare(self, mode: ForwardMode, rows: Sequence[StepRow]) -> StepBatch:
-        """Fill the static inputs and replay; returns the batch, padded to its bucket."""
-        bucket = self.bucket(len(rows))
-        self._fill(rows, bucket)
-        batch = self._batches[mode, bucket]
-        self._sidecar.init_forward_metadata_out_graph(batch, in_capture=False)
-        replay = self._replays.get((mode, bucket))
-        if replay is None:
-            self._sidecar.init_forward_metadata_in_graph(batch)
+    def run(self, mode: ForwardMode, rows: Sequence[StepRow]) -> ForwardOutput:
+        """One step: fill the static inputs, padded to the bucket, and replay its graph.
+
+        Returns:
+            Outputs of all rows of the bucket; those of live requests come first, in order.
+        """
+        size = self.size(len(rows))
+        bucket = self._buckets[mode, size]
+        self._fill(mode, rows, size)
+        self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=False)
+        if bucket.replay is None:
+            self._launch(bucket)()
+            self.counters.eager[mode.value] += 1
         else:
-            replay()
-            self.replayed += 1
-        return batch
+            bucket.replay()
+            self.counters.replayed[mode.value] += 1
+            self.counters.convs += bucket.reads
+        assert bucket.output is not None
+        return bucket.output
 
-    def _fill(self, rows: Sequence[StepRow], bucket: int) -> None:
-        tail = bucket - len(rows)
+    def _fill(self, mode: ForwardMode, rows: Sequence[StepRow], size: int) -> None:
+        tail, width = size - len(rows), self._width(mode)
         columns = [
             [row.row for row in rows] + [PADDED] * tail,
             [row.computed for row in rows] + [0] * tail,
             [row.kept_tokens for row in rows] + [1] * tail,
             [row.track_slot for row in rows] + [PADDED] * tail,
         ]
-        self._inputs[:, :bucket].copy_(torch.tensor(columns, dtype=torch.int64))
+        tokens = [token for row in rows for token in row.tokens] + [0] * (tail * width)
+        self._inputs[:, :size].copy_(torch.tensor(columns, dtype=torch.int64))
+        self._tokens[: size * width].copy_(torch.tensor(tokens, dtype=torch.int64))
         self._live.fill_(len(rows))
-        self._track_mask[:bucket].copy_(torch.tensor(columns[3], dtype=torch.int64) > 0)
+        self._track_mask[:size].copy_(torch.tensor(columns[3], dtype=torch.int64) > 0)
 
     def addresses(self) -> dict[str, int]:
-        """Address of each static input."""
-        named: dict[str, Tensor] = {"inputs": self._inputs, "live": self._live, "track_mask": self._track_mask}
+        """Address of each static input, and of each output that a graph fills."""
+        named = {"inputs": self._inputs, "tokens": self._tokens, "live": self._live, "track_mask": self._track_mask}
+        for (mode, size), bucket in self._buckets.items():
+            if bucket.replay is not None and bucket.output is not None:
+                named[f"logits.{mode.value}.{size}"] = bucket.output.logits
         return {name: tensor.data_ptr() for name, tensor in named.items()}

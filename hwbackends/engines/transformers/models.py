@@ -44,6 +44,7 @@ class ModelSpec:
         conv_mask_key: key under which the model looks for its conv mask.
         cache_argument: keyword under which the model's forward takes the cache.
         attention_kind: `sdpa`, `eager`, ...: the implementation of attention that the model runs.
+        expert_loop: whether experts are looped over on the host, which waits for the device in each such layer.
     """
 
     architecture: str
@@ -56,6 +57,7 @@ class ModelSpec:
     conv_mask_key: str
     cache_argument: str
     attention_kind: str
+    expert_loop: bool = False
 
 
 def check_version() -> tuple[int, int]:
@@ -139,6 +141,7 @@ def describe_inkling(config: Any, dtype: torch.dtype, argument: str) -> ModelSpe
         conv_mask_key="linear_attention",
         cache_argument=argument,
         attention_kind=config._attn_implementation,
+        expert_loop="sparse" in config.mlp_layer_types and config._experts_implementation in (None, "eager"),
     )
 
 

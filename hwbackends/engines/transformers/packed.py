@@ -106,6 +106,47 @@ def pack(segments: Sequence[Segment], spec: ModelSpec, max_len: int, padded: int
     )
 
 
+def pack_rows(rows: Tensor, computed: Tensor, tokens: Tensor, spec: ModelSpec, max_len: int) -> PackedStep:
+    """The step of a batch whose requests all have the same number of tokens, out of device tensors alone: nothing is
+    read on the host and every extent follows from the arguments' shapes, so that a graph may record it.
+
+    Each request attends over its whole row of the store, masked behind its newest token.
+
+    Args:
+        rows: [B] int64, request rows; negative: padded, its tokens write and attend the scratch row alone.
+        computed: [B] int64, tokens of each request that are computed already.
+        tokens: [B, N] int64, this step's token ids.
+        max_len: rows of the key/value store per request row.
+    """
+    batch, count = tokens.shape
+    live, index = rows >= 0, torch.arange(batch, device=rows.device)
+    context = torch.arange(max_len, device=rows.device).repeat(batch, 1)
+    base = (1 + rows * max_len)[:, None]
+    position = (computed[:, None] + context[:, :count]).mul(live[:, None])
+    write = torch.where(live[:, None], base + position, SCRATCH)
+    read = torch.where(live[:, None], base + context, SCRATCH)
+    # padded queries meet the scratch row under -1; nobody asks for -2, the keys of padded requests
+    q_owner = torch.where(live, index, -1).repeat_interleave(count)
+    k_owner = torch.where(live, index, -2).repeat_interleave(max_len)
+    q_position = position.flatten()
+    kv_read, k_position = _behind(read.flatten(), SCRATCH), _behind(context.flatten(), 0)
+    return PackedStep(
+        input_ids=tokens.reshape(1, -1),
+        position_ids=q_position[None],
+        kv_write=write.flatten(),
+        kv_read=kv_read,
+        kv_length=kv_read.shape[0],
+        query_offset=q_position - torch.arange(q_position.shape[0], device=rows.device),
+        kv_offset=k_position - torch.arange(kv_read.shape[0], device=rows.device),
+        masks=_masks(q_position, k_position, q_owner, _behind(k_owner, -1), spec),
+    )
+
+
+def _behind(values: Tensor, first: int) -> Tensor:
+    """`values` behind one number."""
+    return torch.nn.functional.pad(values, (1, 0), value=first)
+
+
 def _masks(
     q_position: Tensor, k_position: Tensor, q_owner: Tensor, k_owner: Tensor, spec: ModelSpec
 ) -> dict[str, Tensor | None]:

@@ -1,6 +1,6 @@
 """Packed continuous batching of a stock model of Transformers: requests join and leave at any step, prompts go in
 chunks beside decoding requests, drafts are verified for the whole batch and committed through the sidecar, and prompts
-that share a chunk-aligned prefix start from its snapshot."""
+that share a chunk-aligned prefix start from its snapshot. Decode and verify steps are replays of recorded forwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hwbackends.engines.transformers.convs import SidecarConvs
 from hwbackends.engines.transformers.drafters import Drafter, DrafterHost, NGramDrafter
-from hwbackends.engines.transformers.graphs import MetadataGraphs, Record, StepRow
+from hwbackends.engines.transformers.graphs import ForwardOutput, Record, StepGraphs, StepRow
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
 from hwbackends.engines.transformers.patches import patch_model
@@ -43,10 +43,12 @@ class StepReport:
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """Counts over a runner's life: steps (idle ones too), and steps with a forward by forward mode."""
+    """Counts over a runner's life: steps (idle ones too), steps with a forward by forward mode, and calls of the model
+    from Python, which are the steps that no graph replayed."""
 
     steps: int = 0
     by_mode: dict[str, int] = field(default_factory=dict)
+    model_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class PackedRunner:
         backend: a bound backend, as `hwbackends.load` returns it.
         settings: limits and choices.
         drafter: who proposes drafts where `settings.draft_tokens` > 0; default: an `NGramDrafter`.
-        record: how decode and verify metadata is recorded; None: prepared anew each step.
+        record: how decode and verify forwards are recorded (`graphs.record_cuda` on a GPU); None: they run eagerly.
         guard: context around each forward of the model, such as one that forbids host synchronisations.
 
     Raises:
@@ -98,18 +100,17 @@ class PackedRunner:
         self.counters = RunnerCounters()
         self.sidecar = make_sidecar(self.pool, backend, settings)
         dtype = self.model.get_input_embeddings().weight.dtype
-        # a verify step may write drafts behind the last position of a request
-        self._row_len = settings.max_len + settings.draft_tokens
-        self.store = KeyValueStore(self.spec, settings.max_batch, self._row_len, dtype, self.device)
+        self.store = KeyValueStore(self.spec, settings.max_batch, settings.row_len, dtype, self.device)
         self.scheduler = self._make_scheduler()
         self._convs = SidecarConvs(self.sidecar, self.spec)
         self.cache = PackedCache(self.store, self._convs)
-        self.graphs = self._make_graphs(record)
-        self._captured = self.sidecar.resolutions
         self._hidden: Tensor | None = None
         self._watch: Any = None
         if self.drafter is not None:
             self._attach(self.drafter, backend)
+        self.graphs = self._make_graphs(record)
+        self._captured = self.sidecar.resolutions
+        self._convs.calls = self.counters.model_calls = 0
 
     def _make_scheduler(self) -> Scheduler:
         drafter = self.drafter
@@ -141,10 +142,13 @@ class PackedRunner:
             track_interval=settings.chunk_size,
         )
 
-    def _make_graphs(self, record: Record | None) -> MetadataGraphs:
+    def _make_graphs(self, record: Record | None) -> StepGraphs:
         settings = self.settings
-        tracks = settings.prefix_slots > 0
-        graphs = MetadataGraphs(self.sidecar, settings.max_batch, settings.draft_token_num, self.device, record, tracks)
+        if record is not None and self.spec.expert_loop:
+            hint = "load the model with experts_implementation='batched_mm'"
+            wanted = "experts without a loop on the host: a graph cannot record one"
+            raise UnsupportedError("PackedRunner", "experts_implementation", "'eager'", wanted, hint)
+        graphs = StepGraphs(self.sidecar, self.spec, settings, lambda step: self._call_model(step, 0), record)
         self.sidecar.init_graph_state(settings.max_batch, settings.max_tokens, max(1, settings.draft_token_num))
         graphs.capture()
         return graphs
@@ -233,9 +237,10 @@ class PackedRunner:
             report.finished.append(request)
         return report
 
-    def _forward(self, step: PackedStep, keep: Tensor | int) -> _Greedy:
-        """Run the model; the host waits for the tokens, and for the logits only where requests keep them."""
+    def _call_model(self, step: PackedStep, keep: Tensor | int) -> ForwardOutput:
+        """Run the model; nothing waits for the device. `keep`: the tokens whose logits are wanted, 0 for all."""
         self.cache.step = step
+        self.counters.model_calls += 1
         with self._guard():
             out = self.model(
                 input_ids=step.input_ids,
@@ -245,9 +250,14 @@ class PackedRunner:
                 logits_to_keep=keep,
                 **{self.spec.cache_argument: self.cache},
             )
-        logits: Tensor = out.logits[0]
-        kept = logits.float().cpu() if self.settings.keep_logits else None
-        return _Greedy(logits.argmax(dim=-1).tolist(), kept)
+            logits: Tensor = out.logits[0]
+            return ForwardOutput(logits, logits.argmax(dim=-1), self._hidden)
+
+    def _greedy(self, output: ForwardOutput, rows: int) -> _Greedy:
+        """The first `rows` rows; the host waits for the tokens, and for the logits only where requests keep them."""
+        # a copy: the next replay fills the same tensor
+        kept = output.logits[:rows].to("cpu", torch.float32, copy=True) if self.settings.keep_logits else None
+        return _Greedy(output.tokens[:rows].tolist(), kept)
 
     def _extend_step(self, index: int) -> StepReport:
         """A chunk of each prompt that is not done, as far as the step's tokens reach, and a token of every other."""
@@ -262,12 +272,13 @@ class PackedRunner:
             self.scheduler.reserve_track(request, count) if request.prefilling else PADDED for request, count in plan
         ]
         self.sidecar.init_forward_metadata(self._extend_batch(plan, tracks, total))
-        step = pack(segments, self.spec, self._row_len, total, self.device)
+        step = pack(segments, self.spec, self.settings.row_len, total, self.device)
         ends = [request.computed + count == request.length for request, count in plan]
         last = torch.tensor([count for _, count in plan]).cumsum(0) - 1
-        found = self._forward(step, last.to(self.device))
+        output = self._call_model(step, last.to(self.device))
+        found = self._greedy(output, len(plan))
         counts = [count for _, count in plan]
-        self._observe([request for request, _ in plan], counts, counts)
+        self._observe([request for request, _ in plan], counts, counts, output.hidden)
         for row, (request, count) in enumerate(plan):
             request.computed += count
             request.steps += 1
@@ -304,20 +315,20 @@ class PackedRunner:
             mamba_track_seqlens=track_len if tracking else None,
         )
 
-    def _uniform(self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tracks: Sequence[int]) -> _Greedy:
+    def _uniform(self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tracks: Sequence[int]) -> ForwardOutput:
         """Run a decode or verify step with the same number of tokens for each running request."""
         rows = [
-            StepRow(request.row, request.computed, request.kept_tokens, track)
-            for request, track in zip(self.scheduler.running, tracks, strict=True)
+            StepRow(request.row, request.computed, request.kept_tokens, given, track)
+            for request, given, track in zip(self.scheduler.running, tokens, tracks, strict=True)
         ]
-        batch = self.graphs.prepare(mode, rows)
-        segments = [Segment(r.row, r.computed, t) for r, t in zip(self.scheduler.running, tokens, strict=True)]
-        return self._forward(pack(segments, self.spec, self._row_len, batch.num_tokens, self.device), 0)
+        return self.graphs.run(mode, rows)
 
     def _decode_step(self, index: int) -> StepReport:
         running = list(self.scheduler.running)
         tracks = [self.scheduler.reserve_track(request, 1) for request in running]
-        found = self._uniform(ForwardMode.DECODE, [r.span(r.computed, r.computed + 1) for r in running], tracks)
+        output = self._uniform(ForwardMode.DECODE, [r.span(r.computed, r.computed + 1) for r in running], tracks)
+        found = self._greedy(output, len(running))
+        self._observe(running, [1] * len(running), [1] * len(running), output.hidden)
         for row, request in enumerate(running):
             request.computed += 1
             request.steps += 1
@@ -327,15 +338,21 @@ class PackedRunner:
         return StepReport(index, ForwardMode.DECODE, len(running), len(running))
 
     def _verify_step(self, index: int, drafter: Drafter) -> StepReport:
-        """The newest token of each request and its drafts; accepted ones are committed, the others never happened."""
+        """The newest token of each request and its drafts; accepted ones are committed, the others never happened.
+
+        Where nobody has a draft the step decodes.
+        """
         running, width = list(self.scheduler.running), self.settings.draft_token_num
         drafts = drafter.propose(running, self.settings.draft_tokens)
+        if not any(drafts):
+            return self._decode_step(index)
         tokens = [
             [*request.span(request.computed, request.computed + 1), *proposed][:width]
             for request, proposed in zip(running, drafts, strict=True)
         ]
         tokens = [[*row, *[0] * (width - len(row))] for row in tokens]
-        found = self._uniform(ForwardMode.TARGET_VERIFY, tokens, [PADDED] * len(running))
+        output = self._uniform(ForwardMode.TARGET_VERIFY, tokens, [PADDED] * len(running))
+        found = self._greedy(output, len(running) * width)
         kept = []
         starts = [request.computed for request in running]
         for row, request in enumerate(running):
@@ -347,7 +364,7 @@ class PackedRunner:
             request.computed += kept[-1]
             request.kept_tokens = kept[-1]
         self._commit(running, starts, kept)
-        self._observe(running, [width] * len(running), kept)
+        self._observe(running, [width] * len(running), kept, output.hidden)
         return StepReport(index, ForwardMode.TARGET_VERIFY, len(running), len(running) * width)
 
     def _commit(self, running: Sequence[Request], starts: Sequence[int], kept: Sequence[int]) -> None:
@@ -374,13 +391,16 @@ class PackedRunner:
 
     # drafters
 
-    def _observe(self, requests: Sequence[Request], counts: Sequence[int], kept: Sequence[int]) -> None:
+    def _observe(
+        self, requests: Sequence[Request], counts: Sequence[int], kept: Sequence[int], hidden: Tensor | None
+    ) -> None:
         """Show the drafter the hidden states of the tokens that each request keeps."""
-        if self.drafter is None or not self.drafter.needs_hidden or self._hidden is None:
+        if self.drafter is None or hidden is None:
             return
         parts, offset = [], 0
         for count, keep in zip(counts, kept, strict=True):
-            parts.append(self._hidden[offset : offset + keep])
+            # a copy: the next replay fills the same tensor
+            parts.append(hidden[offset : offset + keep].clone())
             offset += count
         self.drafter.observe(requests, parts)
 
@@ -388,13 +408,13 @@ class PackedRunner:
 
     @property
     def resolutions(self) -> int:
-        """Times that metadata was resolved for a step so far, replays of recorded preparations counted."""
-        return self.sidecar.resolutions - self._captured + self.graphs.replayed
+        """Times that metadata was resolved for a step so far, replays counted."""
+        return self.sidecar.resolutions - self._captured + self.graphs.counters.replayed.total()
 
     @property
     def conv_calls(self) -> int:
-        """Conv modules that asked for metadata so far."""
-        return self._convs.calls
+        """Conv modules that asked for metadata so far, those in replays counted."""
+        return self._convs.calls + self.graphs.counters.convs
 
     def addresses(self) -> dict[str, int]:
         """Address of every tensor that a recorded graph may hold."""

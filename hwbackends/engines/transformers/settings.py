@@ -50,6 +50,11 @@ class RunnerSettings:
         return self.draft_tokens + 1 if self.draft_tokens else 0
 
     @property
+    def row_len(self) -> int:
+        """Keys and values per request: a verify step may write drafts behind the last position of a request."""
+        return self.max_len + self.draft_tokens
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of one step, at most: one of each decoding request, and a chunk."""
         return max(self.max_batch + self.chunk_size, self.max_batch * max(1, self.draft_token_num))

@@ -12,6 +12,7 @@ import torch
 
 import hwbackends
 from hwbackends.engines.transformers.drafters import Drafter, SeededDrafter
+from hwbackends.engines.transformers.graphs import record_cuda
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.settings import RunnerSettings
@@ -71,18 +72,21 @@ def make_runner(
     recorded: bool = True,
     model: Any = None,
     backend: str = "reference",
+    device: str = "cpu",
     **settings: Any,
 ) -> PackedRunner:
     """A runner over a fresh model with the stock model's weights, or over `model`."""
     chosen = {"max_batch": 4, "max_len": 96, "chunk_size": CHUNK, "keep_logits": True, **settings}
-    model = tiny_model(name, seed=3) if model is None else model
-    bound = hwbackends.load(backend)
-    return PackedRunner(model, bound, RunnerSettings(**chosen), drafter, record if recorded else None)
+    model = tiny_model(name, seed=3, device=device) if model is None else model
+    bound = hwbackends.load(backend, device=None if device == "cpu" else device)
+    recorder = (record_cuda if device == "cuda" else record) if recorded else None
+    return PackedRunner(model, bound, RunnerSettings(**chosen), drafter, recorder)
 
 
-def seeded(name: str, prompts: Sequence[tuple[int, ...]], seed: int = 0) -> SeededDrafter:
+def seeded(name: str, prompts: Sequence[tuple[int, ...]], seed: int = 0, pause: int = 0) -> SeededDrafter:
     """A drafter that knows the stock answers to prompts that are added in this order."""
-    return SeededDrafter({index: answer(name, prompt).tokens for index, prompt in enumerate(prompts)}, 256, seed)
+    answers = {index: answer(name, prompt).tokens for index, prompt in enumerate(prompts)}
+    return SeededDrafter(answers, 256, seed, pause)
 
 
 def assert_stock(name: str, request: Request) -> None:
