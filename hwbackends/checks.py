@@ -92,8 +92,16 @@ def tensor(
         raise DeviceError(hook, parameter, value.device, f"{device}, as the pool", f"move it with .to({str(device)!r})")
 
 
+def kind(hook: str, parameter: str, value: object, wanted: type) -> None:
+    """Check that an argument is of the contract's class; an engine's own class of a similar name is not."""
+    if not isinstance(value, wanted):
+        got = "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ArgumentError(hook, parameter, got, f"a {wanted.__module__}.{wanted.__qualname__}")
+
+
 def mode(hook: str, got: ForwardMode, what: str) -> None:
     """Check that metadata or a batch is of the hook's phase."""
+    kind(hook, what, got, ForwardMode)
     if got not in MODE_OF_HOOK[hook]:
         wanted = " or ".join(m.name for m in MODE_OF_HOOK[hook])
         raise ArgumentError(hook, what, got.name, wanted, "call the hook of the step's forward mode")
@@ -107,6 +115,9 @@ def prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> 
         MissingArgumentError: a tensor that this phase and layout need is None.
         ArgumentError: wrong phase, shape, dtype or device.
     """
+    kind(hook, "batch", batch, StepBatch)
+    kind(hook, "pool", pool, StatePool)
+    kind(hook, "out", out, StepMetadata)
     mode(hook, batch.forward_mode, "batch.forward_mode")
     mode(hook, out.forward_mode, "out.forward_mode")
     rows = batch.padded_reqs
@@ -178,6 +189,8 @@ def conv(
         UnsupportedError: unknown activation.
         ArgumentError: wrong phase, shape, dtype, device or strides.
     """
+    kind(hook, "state", state, ConvState)
+    kind(hook, "metadata", metadata, StepMetadata)
     mode(hook, metadata.forward_mode, "metadata")
     device, dim = state.tensor.device, state.dim
     tensor(hook, "x", x, ACTIVATION_DTYPES, (None, dim), device)
@@ -254,6 +267,7 @@ def commit(
             is None on a ring that tracks.
         ArgumentError: wrong shape, dtype or device; a pool without draft rows.
     """
+    kind(COMMIT, "pool", pool, StatePool)
     if req_pool_indices is None:
         hint = "slots of a commit come from the requests, not from the last step's metadata"
         raise MissingArgumentError(COMMIT, "req_pool_indices", None, "a tensor [B]", hint)
@@ -288,6 +302,7 @@ def commit(
 
 def slots(hook: str, pool: StatePool, **indices: Tensor) -> None:
     """Check the slot lists of a clear or a copy: all [M], one M."""
+    kind(hook, "pool", pool, StatePool)
     count = None
     for name, value in indices.items():
         tensor(hook, name, value, INDEX_DTYPES, (count,), pool.device)

@@ -80,6 +80,18 @@ def test_a_conv_refuses_metadata_of_another_phase(lab: MakeLab) -> None:
         it.hooks.conv_extend(ones(2, DIM).to(it.device), it.weight, None, it.state, metadata)
 
 
+def test_a_prepare_refuses_an_engine_s_own_forward_mode_and_a_pool_that_is_none(lab: MakeLab) -> None:
+    it = ready(lab)
+    batch = it.decode_batch([5, 6])
+    view = it.prepare(batch)
+    with pytest.raises(ArgumentError, match=r"batch.forward_mode: got builtins.str, wanted a hwbackends\S+ForwardMode"):
+        it.hooks.prepare_decode_metadata(replace(batch, forward_mode="DECODE"), it.pool, view)
+    with pytest.raises(
+        ArgumentError, match="prepare_decode_metadata: pool: got None, wanted a hwbackends.state.StatePool"
+    ):
+        it.hooks.prepare_decode_metadata(batch, None, view)
+
+
 def test_a_verify_needs_room_for_its_drafts(lab: MakeLab) -> None:
     it = ready(lab)
     batch = it.draft_batch(ForwardMode.TARGET_VERIFY, [5])
