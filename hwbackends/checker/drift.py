@@ -180,7 +180,7 @@ class Drift:
         )  # fmt: skip
         if all(self._says_nothing(v.target) for v in accepting):
             accepting = ()
-        if all(v.mismatch.unknown and v.mismatch.missing for v in faulty):
+        if all(v.mismatch.unknown and v.mismatch.missing and v.target.owner is not None for v in faulty):
             # Another protocol for all of them: what hands everything on would only hand it on to one of these.
             accepting = tuple(v for v in accepting if not _takes_anything(v.target))
         # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
@@ -648,10 +648,19 @@ def _named(signature: Signature, skip: int) -> tuple[str, ...]:
 
 
 def _mostly_known(item: Rejection) -> bool:
-    """Whether at least two keywords, and more than those that do not fit, name parameters of the definition."""
+    """Whether the call seems to know the definition: by two keywords, more than do not fit, or by all its positions."""
     signature = item.verdict.target.signature
     known = set(item.call.keywords) & {*signature.positional, *signature.kwonly}
-    return len(known) > max(1, len(item.verdict.mismatch.unknown) + len(item.verdict.mismatch.missing))
+    amiss = len(item.verdict.mismatch.unknown) + len(item.verdict.mismatch.missing)
+    return len(known) > max(1, amiss) or _same_names(item)
+
+
+def _same_names(item: Rejection) -> bool:
+    """Whether what is passed by position is called there what the definition calls it, and nothing is too much."""
+    target, call = item.verdict.target, item.call
+    own = target.signature.positional[target.skip :]
+    fits = not item.verdict.mismatch.unknown and not item.verdict.mismatch.excess
+    return fits and call.npos > 0 and call.argnames == own[: call.npos]
 
 
 def lags(behind: Candidate, ahead: Candidate, unknown: set[str]) -> bool:

@@ -193,3 +193,37 @@ def test_a_stand_in_that_looks_at_nothing_does_not_excuse_the_real_function(tmp_
                 self.context(1)
     """
     assert brief(shown(write(tmp_path, {"worker.py": source}))) == {("HWB106", "draft_context", ("owns_attention",))}
+
+
+CONTROLLER = """
+    class Params:
+        def on_verify_complete(self, accepted, batch_size): return accepted, batch_size
+    class Controller:
+        def __init__(self): self.params = Params()
+        def on_verify_complete(self, accepted, batch_size): return self.params.on_verify_complete(accepted, batch_size)
+    class Worker:
+        def __init__(self, controller): self.controller = controller
+        def finish(self, accepted): self.controller.on_verify_complete(ACCEPTED)
+"""
+
+
+def test_an_untyped_call_that_names_what_it_passes_as_the_definitions_do_meets_them(tmp_path: Path) -> None:
+    found = shown(write(tmp_path / "bad", {"worker.py": CONTROLLER.replace("ACCEPTED", "accepted")}))
+    assert {(f.rule, f.missing) for f in found} == {("HWB106", ("batch_size",))}
+    assert not shown(write(tmp_path / "other", {"worker.py": CONTROLLER.replace("ACCEPTED", "[7]")}))
+
+
+def test_a_registered_function_is_not_mistaken_for_the_decorator_that_made_it(tmp_path: Path) -> None:
+    source = """
+        class Wrapped:
+            def __init__(self, function): self.function = function
+            def __call__(self, *args, **kwargs): return self.function(*args, **kwargs)
+        def register(function=None):
+            def decorator(function): return Wrapped(function)
+            if function is not None:
+                return decorator(function)
+            return decorator
+        norm = register(native)
+        norm(q=1, k=2)
+    """
+    assert not shown(write(tmp_path, {"ops.py": source}))
