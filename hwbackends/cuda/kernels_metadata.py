@@ -62,23 +62,46 @@ def _computed(computed_lens, lengths, b, live, tokens: tl.constexpr, COMPUTED: t
 
 
 @triton.jit
-def _window_after(
-    n, length, accepted, mask_row, seqlens, b, live,
-    PHASE: tl.constexpr, INTERVAL: tl.constexpr,
-):  # fmt: skip
-    """k of the window that a track slot gets, -1 for none. Lengths and intervals are not negative where k counts, so
-    division may truncate."""
+def _history_offset(num_accepted_tokens, b, live, LAZY: tl.constexpr):
+    """Row at which the history of a lazy slot begins; 0 on other layouts."""
+    if LAZY:
+        kept = tl.load(num_accepted_tokens + b, mask=live, other=1).to(tl.int32)
+        return tl.maximum(kept - 1, 0)
+    return tl.zeros_like(b)
+
+
+@triton.jit
+def _window_after(n, count, seqlens, b, wanted, PHASE: tl.constexpr, INTERVAL: tl.constexpr):
+    """k of the window that a track slot gets, -1 for none; `count` tokens are kept of the step. Lengths and intervals
+    are not negative where k counts, so division may truncate."""
     if PHASE == DECODE:
         k = tl.full(b.shape, 1, tl.int32)
     elif PHASE == EXTEND:
-        wanted = tl.load(seqlens + b, mask=live, other=PADDED).to(tl.int32)
-        k = (wanted - n) // INTERVAL * INTERVAL
-        k = tl.where((wanted >= n) & (k <= length), k, PADDED)
+        until = tl.load(seqlens + b, mask=wanted, other=PADDED).to(tl.int32)
+        k = (until - n) // INTERVAL * INTERVAL
+        k = tl.where((until >= n) & (k <= count), k, PADDED)
     else:
         before = n // INTERVAL
-        after = (n + accepted) // INTERVAL
+        after = (n + count) // INTERVAL
         k = tl.where(before != after, after * INTERVAL - n, PADDED)
-    return tl.where(live & mask_row, k, PADDED)
+    return tl.where(wanted, k, PADDED)
+
+
+@triton.jit
+def _track_rows(
+    v2p, track_mask, track_indices, seqlens, n, count, b, live,
+    PHASE: tl.constexpr, INTERVAL: tl.constexpr, TRANSLATE: tl.constexpr, TRACK: tl.constexpr,
+):  # fmt: skip
+    """Physical track slots and k of the window that each gets; -1 both where nothing is written."""
+    k = tl.full(b.shape, PADDED, tl.int32)
+    track = tl.full(b.shape, PADDED, tl.int64)
+    if TRACK:
+        wanted = live & tl.load(track_mask + b, mask=live, other=0).to(tl.int1)
+        k = _window_after(n, count, seqlens, b, wanted, PHASE, INTERVAL)
+        track = tl.load(track_indices + b, mask=k >= 0, other=PADDED)
+        track = _translated(v2p, track, k >= 0, TRANSLATE)
+        k = tl.where(track > 0, k, PADDED)
+    return track, k
 
 
 @triton.jit
@@ -131,18 +154,10 @@ def prepare_uniform_kernel(
     if PHASE == DRAFT_EXTEND:
         accepted = tl.where(live, tl.minimum(accepted, TOKENS), PADDED)
         tl.store(out_accept + b, accepted, mask=inside)
-    offset = tl.zeros_like(b)
-    if LAZY:
-        kept = tl.load(num_accepted_tokens + b, mask=live, other=1).to(tl.int32)
-        offset = tl.maximum(kept - 1, 0)
-    k = tl.full(b.shape, PADDED, tl.int32)
-    track = tl.full(b.shape, PADDED, tl.int64)
-    if TRACK:
-        mask_row = tl.load(track_mask + b, mask=live, other=0).to(tl.int1)
-        k = _window_after(n, k, accepted, mask_row, seq_lens, b, live, PHASE, INTERVAL)
-        track = tl.load(track_indices + b, mask=k >= 0, other=PADDED)
-        track = _translated(v2p, track, k >= 0, V2P and not GIVEN)
-        k = tl.where(track > 0, k, PADDED)
+    offset = _history_offset(num_accepted_tokens, b, live, LAZY)
+    track, k = _track_rows(
+        v2p, track_mask, track_indices, seq_lens, n, accepted, b, live, PHASE, INTERVAL, V2P and not GIVEN, TRACK
+    )
     _store_rows(
         out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
         slot, slot, initial, n, request, offset, track, k, b, inside,
@@ -234,18 +249,10 @@ def _extend_rows(
         given = tl.load(source_indices + b, mask=live, other=PADDED)
         given = _translated(v2p, given, live, V2P and not GIVEN)
         source = tl.where(given > 0, given, slot)
-    offset = tl.zeros_like(b)
-    if LAZY:
-        kept = tl.load(num_accepted_tokens + b, mask=live, other=1).to(tl.int32)
-        offset = tl.maximum(kept - 1, 0)
-    k = tl.full(b.shape, PADDED, tl.int32)
-    track = tl.full(b.shape, PADDED, tl.int64)
-    if TRACK:
-        mask_row = tl.load(track_mask + b, mask=live, other=0).to(tl.int1)
-        k = _window_after(n, length, length, mask_row, track_seqlens, b, live, EXTEND, INTERVAL)
-        track = tl.load(track_indices + b, mask=k >= 0, other=PADDED)
-        track = _translated(v2p, track, k >= 0, V2P and not GIVEN)
-        k = tl.where(track > 0, k, PADDED)
+    offset = _history_offset(num_accepted_tokens, b, live, LAZY)
+    track, k = _track_rows(
+        v2p, track_mask, track_indices, track_seqlens, n, length, b, live, EXTEND, INTERVAL, V2P and not GIVEN, TRACK
+    )
     _store_rows(
         out_cache, out_source, out_initial, out_computed, out_draft, out_offset, out_track, out_tokens,
         slot, source, initial, n, request, offset, track, k, b, inside,

@@ -86,9 +86,7 @@ def test_a_prepare_refuses_an_engine_s_own_forward_mode_and_a_pool_that_is_none(
     view = it.prepare(batch)
     with pytest.raises(ArgumentError, match=r"batch.forward_mode: got builtins.str, wanted a hwbackends\S+ForwardMode"):
         it.hooks.prepare_decode_metadata(replace(batch, forward_mode="DECODE"), it.pool, view)
-    with pytest.raises(
-        ArgumentError, match="prepare_decode_metadata: pool: got None, wanted a hwbackends.state.StatePool"
-    ):
+    with pytest.raises(ArgumentError, match="prepare_decode_metadata: pool: got None, wanted a hwbackends"):
         it.hooks.prepare_decode_metadata(batch, None, view)
 
 
