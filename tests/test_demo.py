@@ -70,6 +70,8 @@ def test_the_demo_passes_and_says_what_it_served(model: str, layout: str) -> Non
     for mode, steps in found["steps"].items():
         replayed, eager = (0, steps) if mode == "extend" else (steps, 0)
         assert found["graphs"][mode] == {"replayed": replayed, "eager": eager}
+    assert set(found["step_ms"]) == set(found["steps"])
+    assert all(ms > 0 for ms in found["step_ms"].values())
 
 
 def test_without_drafts_nothing_is_verified() -> None:
@@ -77,6 +79,14 @@ def test_without_drafts_nothing_is_verified() -> None:
     assert status == 0
     assert "every accepted count occurred" not in {check["name"] for check in found["checks"]}
     assert set(found["steps"]) == {"extend", "decode"}
+
+
+def test_without_graphs_every_step_runs_from_python() -> None:
+    status, found = document("--no-graphs", "--model", "lfm2")
+    assert (status, failed(found)) == (0, set())
+    assert all(counts["replayed"] == 0 and counts["eager"] > 0 for counts in found["graphs"].values())
+    [check] = [check for check in found["checks"] if check["name"] == "decode and verify replayed"]
+    assert check["detail"].startswith("nothing was recorded on cpu: decode 0 replayed")
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:

@@ -20,6 +20,7 @@ SEEDS = click.IntRange(0, 2**32 - 1)
 @click.option("--text", type=click.Path(path_type=Path), default=None, help="UTF-8 file to take the prompts from.")
 @click.option("--seed", type=SEEDS, default=0, show_default=True, help="Seed of weights, prompts and drafts.")
 @click.option("--emulate", is_flag=True, help="Emulate an npu device on the CPU; a host sync in the model fails.")
+@click.option("--graphs/--no-graphs", default=True, help="Replay decode and verify steps from recorded graphs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.pass_context
 def demo(
@@ -33,18 +34,20 @@ def demo(
     text: Path | None,
     seed: int,
     emulate: bool,
+    graphs: bool,
     as_json: bool,
 ) -> None:
     """Serve a small random model on real text and compare every token with the stock model.
 
     Requests join and leave at any step, prompts go in chunks beside decoding requests, shared prefixes are reused, and
-    drafts are verified and rolled back. Exit status 1 if any check fails.
+    drafts are verified and rolled back. Decode and verify steps are replays of recorded forwards, on a CPU and on an
+    NVIDIA GPU. Exit status 1 if any check fails.
     """
     try:
         from hwbackends.demo.report import show
         from hwbackends.demo.serve import DemoSettings, run_demo
 
-        settings = DemoSettings(model, backend, device, layout, draft, requests, text, seed, emulate)  # type: ignore[arg-type]
+        settings = DemoSettings(model, backend, device, layout, draft, requests, text, seed, emulate, graphs)  # type: ignore[arg-type]
         result = run_demo(settings, quiet=as_json)
     except KeyboardInterrupt:  # the imports take seconds too
         click.echo("interrupted", err=True)

@@ -37,6 +37,7 @@ def as_document(result: DemoResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "steps": result.steps,
         "graphs": result.graphs,
+        "step_ms": result.step_ms,
         "requests": [
             {
                 "request": request.request_id,
@@ -69,6 +70,7 @@ def show(result: DemoResult, as_json: bool) -> None:
     )
     console.print(_request_table(result))
     console.print(_check_table(result))
+    console.print("median step: " + ", ".join(f"{mode} {ms:.2f} ms" for mode, ms in result.step_ms.items()))
     if result.ties:
         listed = ", ".join(f"request {request} step {step}" for request, step in result.ties)
         console.print(f"ties (the stock model's two largest logits are closer than {TIE_MARGIN:g}): {listed}")

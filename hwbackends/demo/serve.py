@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import hwbackends
 from hwbackends.demo.text import make_prompts, read_text
 from hwbackends.engines.transformers.drafters import SeededDrafter, missing_counts
-from hwbackends.engines.transformers.graphs import Record, record_cuda
+from hwbackends.engines.transformers.graphs import CudaRecorder, Record
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.runner import PackedRunner, StepReport
@@ -52,6 +53,7 @@ class DemoSettings:
     text: Path | None = None
     seed: int = 0
     emulate: bool = False
+    graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Check:
 @dataclass(slots=True)
 class DemoResult:
     """What was served and what was found. `graphs`: forward mode to its steps that a graph replayed, and that ran
-    eagerly."""
+    eagerly; `step_ms`: forward mode to the median time of its steps, in milliseconds."""
 
     settings: DemoSettings
     backend: str
@@ -76,6 +78,7 @@ class DemoResult:
     ties: list[tuple[int, int]] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
     graphs: dict[str, dict[str, int]] = field(default_factory=dict)
+    step_ms: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -115,10 +118,11 @@ def run_demo(settings: DemoSettings, quiet: bool = False) -> DemoResult:
             advance("stock model", sum(lengths), length)
         runner = make_runner(settings, backend, device, answers, max(lengths))
         before = runner.addresses()
-        _serve(runner, prompts, lengths, lambda tokens: advance("hwbackends", sum(lengths), tokens))
+        times = _serve(runner, prompts, lengths, lambda tokens: advance("hwbackends", sum(lengths), tokens))
     result = DemoResult(settings, backend.name, str(device), runner.requests, seconds=time.perf_counter() - started)
     result.steps = dict(runner.counters.by_mode)
     result.graphs = _graph_counts(runner)
+    result.step_ms = {mode: round(1e3 * statistics.median(seconds), 3) for mode, seconds in times.items()}
     _compare(result, answers)
     _inspect(result, runner, before)
     return result
@@ -180,15 +184,15 @@ def make_runner(
         keep_logits=True,
     )
     model = tiny_model(settings.model, settings.seed, device)
-    return PackedRunner(model, backend, limits, drafter, recorder_of(device), guard=_guard(settings))
+    record = recorder_of(device) if settings.graphs else None
+    return PackedRunner(model, backend, limits, drafter, record, guard=_guard(settings))
 
 
 def recorder_of(device: torch.device) -> Record | None:
     """How forwards are recorded on a device: CUDA graphs, a recorder of torch ops on the CPU, or not at all."""
     if device.type == "cuda":
-        return record_cuda
-    # kernels in triton's interpreter are no torch ops
-    if device.type != "cpu" or switched_on("TRITON_INTERPRET"):
+        return CudaRecorder()
+    if device.type != "cpu":
         return None
 
     from hwbackends.testing.recorder import CpuGraph
@@ -213,19 +217,23 @@ def _guard(settings: DemoSettings) -> Callable[[], contextlib.AbstractContextMan
 
 def _serve(
     runner: PackedRunner, prompts: Sequence[list[int]], lengths: Sequence[int], advance: Callable[[int], None]
-) -> None:
-    """Queue everything, two requests per step, and run to the end."""
+) -> dict[str, list[float]]:
+    """Queue everything, two requests per step, and run to the end; returns the seconds of each step by forward mode."""
     for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         runner.add(prompt, length, arrival=index // 2)
-    seen = 0
+    seen, started = 0, time.perf_counter()
+    times: dict[str, list[float]] = {}
 
     def progress(report: StepReport) -> None:
-        nonlocal seen
+        nonlocal seen, started
+        if report.requests:
+            times.setdefault(report.forward_mode.value, []).append(time.perf_counter() - started)
         done = sum(len(request.generated) for request in runner.requests)
         advance(done - seen)
-        seen = done
+        seen, started = done, time.perf_counter()
 
     runner.run(progress)
+    return times
 
 
 @contextlib.contextmanager
@@ -290,7 +298,7 @@ def _check_graphs(result: DemoResult, runner: PackedRunner) -> Check:
     replayed = all(n["replayed"] and not n["eager"] for n in found.values())
     passed = replayed and calls == result.steps.get("extend", 0)
     if not runner.graphs.recorded:
-        passed, detail = True, f"nothing is recorded on {result.device}: {detail}"
+        passed, detail = True, f"nothing was recorded on {result.device}: {detail}"
     return Check("decode and verify replayed", passed, detail)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hwbackends.engines.transformers.drafters import Drafter as Drafter
     from hwbackends.engines.transformers.drafters import NGramDrafter as NGramDrafter
     from hwbackends.engines.transformers.drafters import SeededDrafter as SeededDrafter
-    from hwbackends.engines.transformers.graphs import record_cuda as record_cuda
+    from hwbackends.engines.transformers.graphs import CudaRecorder as CudaRecorder
     from hwbackends.engines.transformers.mtp import MtpDrafter as MtpDrafter
     from hwbackends.engines.transformers.patches import patch_model as patch_model
     from hwbackends.engines.transformers.patches import register as register
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConvStateCache": "cache",
+    "CudaRecorder": "graphs",
     "Drafter": "drafters",
     "MtpDrafter": "mtp",
     "NGramDrafter": "drafters",
@@ -40,13 +41,13 @@ _HOMES = {
     "RunnerSettings": "settings",
     "SeededDrafter": "drafters",
     "patch_model": "patches",
-    "record_cuda": "graphs",
     "register": "patches",
     "unregister": "patches",
 }
 
 __all__ = [
     "ConvStateCache",
+    "CudaRecorder",
     "Drafter",
     "MtpDrafter",
     "NGramDrafter",
@@ -55,7 +56,6 @@ __all__ = [
     "RunnerSettings",
     "SeededDrafter",
     "patch_model",
-    "record_cuda",
     "register",
     "unregister",
 ]

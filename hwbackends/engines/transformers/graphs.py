@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,19 +48,30 @@ class ForwardOutput:
 Forward = Callable[[PackedStep], ForwardOutput]
 
 
-def record_cuda(launch: Callable[[], None]) -> Callable[[], None]:
-    """Record with `torch.cuda.CUDAGraph`, after warming up on a side stream: kernels are compiled there, and cuBLAS
-    finds its workspaces."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        launch()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    replay: Callable[[], None] = graph.replay
-    return replay
+class CudaRecorder:
+    """Records with `torch.cuda.CUDAGraph`, after warming up on a side stream: kernels are compiled there, and cuBLAS
+    finds its workspaces.
+
+    The graphs of one recorder share the memory between their launches. So replay them one at a time, and give each
+    runner a recorder of its own; what a graph leaves behind stays until its own next replay.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Record `launch`, which runs twice; returns what replays it."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            launch()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            launch()
+        self._pool = graph.pool()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 def buckets(max_batch: int) -> list[int]:

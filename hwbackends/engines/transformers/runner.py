@@ -72,7 +72,7 @@ class PackedRunner:
         backend: a bound backend, as `hwbackends.load` returns it.
         settings: limits and choices.
         drafter: who proposes drafts where `settings.draft_tokens` > 0; default: an `NGramDrafter`.
-        record: how decode and verify forwards are recorded (`graphs.record_cuda` on a GPU); None: they run eagerly.
+        record: how decode and verify forwards are recorded (a `graphs.CudaRecorder` on a GPU); None: they run eagerly.
         guard: context around each forward of the model, such as one that forbids host synchronisations.
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 
 import hwbackends
 from hwbackends.engines.transformers.drafters import Drafter, SeededDrafter
-from hwbackends.engines.transformers.graphs import record_cuda
+from hwbackends.engines.transformers.graphs import CudaRecorder
 from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.settings import RunnerSettings
@@ -79,7 +79,7 @@ def make_runner(
     chosen = {"max_batch": 4, "max_len": 96, "chunk_size": CHUNK, "keep_logits": True, **settings}
     model = tiny_model(name, seed=3, device=device) if model is None else model
     bound = hwbackends.load(backend, device=None if device == "cpu" else device)
-    recorder = (record_cuda if device == "cuda" else record) if recorded else None
+    recorder = (CudaRecorder() if device == "cuda" else record) if recorded else None
     return PackedRunner(model, bound, RunnerSettings(**chosen), drafter, recorder)
 
 

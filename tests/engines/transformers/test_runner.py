@@ -81,7 +81,8 @@ EVENTS = st.fixed_dictionaries(
         "max_batch": st.integers(1, 6),
         "chunk_size": st.integers(1, 11),
         "prefix_slots": st.integers(0, 4),
-        "recorded": st.booleans(),
+        "pause": st.sampled_from([0, 2, 3]),
+        "recorded": st.sampled_from([False, False, True]),  # recording takes longer than serving
         "prompts": st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=7),
         "arrivals": st.lists(st.integers(0, 12), min_size=7, max_size=7),
         "lengths": st.lists(st.integers(1, NEW_TOKENS), min_size=7, max_size=7),
@@ -94,7 +95,8 @@ def serve_events(events: dict[str, Any]) -> None:
     """Requests join at their arrival and some leave early; what each was given is the stock model's."""
     name, prompts = events.pop("name"), events.pop("prompts")
     arrivals, lengths, cancels = events.pop("arrivals"), events.pop("lengths"), events.pop("cancels")
-    drafter = seeded(name, prompts) if events["draft_tokens"] else None
+    pause = events.pop("pause")
+    drafter = seeded(name, prompts, pause=pause) if events["draft_tokens"] else None
     runner = make_runner(name, drafter, **events)
     for prompt, length, arrival in zip(prompts, lengths, arrivals, strict=False):
         runner.add(prompt, length, arrival=arrival)
