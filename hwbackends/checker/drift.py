@@ -47,6 +47,7 @@ class Rejection(NamedTuple):
     hardware: bool  # the definition is written for one kind of hardware
     doubtful: bool  # the receiver is probably not what its declaration says
     divided: bool  # the same module, on another platform, accepts
+    replaces: bool = False  # a function put in place of a method: it is meant for exactly these calls
 
 
 class Drift:
@@ -190,7 +191,7 @@ class Drift:
             Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
                       self.platform_of(v.candidate) is not None,
                       narrow or self.doubtful(v, accepting, reach, call, passed, context),
-                      self.divided(v, verdicts))
+                      self.divided(v, verdicts), self._replaces_a_method(v.target))
             for v in faulty
         ]  # fmt: skip
 
@@ -330,6 +331,11 @@ class Drift:
             return False
         same = all(v.candidate.dispatched and self.dispatcher.provides(owner, v.target.ref) for v in verdicts)
         return same and any(not v.mismatch.rejects for v in verdicts)
+
+    def _replaces_a_method(self, target: Candidate) -> bool:
+        scope = self.program.scope(target.ref)
+        around = self.program.files[target.ref[0]].facts.scopes[scope.parent]
+        return target.owner is not None and target.skip == 1 and scope.kind == "f" and around.kind != "c"
 
     def _in_line(self, left: Candidate, right: Candidate) -> bool:
         """Whether one method's class is the other's, or derives from it."""
@@ -613,9 +619,10 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.rejecting
-    if sites > 4 and not (behind and outnumbered and (item.hardware or accepted >= sites)):
+    if sites > 4 and not item.replaces and not (behind and outnumbered and (item.hardware or accepted >= sites)):
         return "low"
-    if sites > 2 and accepted < (1 if behind else sites) and not (behind and item.hardware):
+    few = accepted < (1 if behind else sites) and not item.replaces
+    if sites > 2 and few and not (behind and item.hardware):
         return "low"
     if item.verdict.mismatch.swallowed:
         return "medium"

@@ -227,3 +227,19 @@ def test_a_registered_function_is_not_mistaken_for_the_decorator_that_made_it(tm
         norm(q=1, k=2)
     """
     assert not shown(write(tmp_path, {"ops.py": source}))
+
+
+def test_a_function_put_in_place_of_a_method_must_take_all_calls_however_many(tmp_path: Path) -> None:
+    calls = "".join(f"    def load_{n}(self): return self.prepare('m', None, False, {n})\n" for n in range(7))
+    loader = (
+        "class Loader:\n    def prepare(self, name, revision, fall_back, patterns): return name, patterns\n" + calls
+    )
+    patch = """
+        from loader import Loader
+        def patch_loader():
+            def prepare(self, name, revision, fall_back): return name, revision, fall_back
+            setattr(Loader, "prepare", prepare)
+    """
+    found = shown(write(tmp_path, {"loader.py": loader, "clip.py": patch}))
+    assert brief(found) == {("HWB103", "patch_loader.prepare", ("patterns (4th positional)",))}
+    assert len(found) == 1
