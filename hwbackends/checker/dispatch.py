@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from . import platforms
 from .bind import Passed
-from .infer import Context, Inference, Value, Values, last_name, method_kind
+from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr, Scope, Signature
-from .program import Ref
+from .program import Ref, Value, Values
+from .typetests import Allows
 
 _TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "metaclass=ABCMeta"})
 _CHANGING = frozenset(
@@ -108,9 +109,9 @@ class Dispatcher:
         if func[0] == "a" and func[1] != ("?",):
             return self._attribute_call(func, context)
         values = self.inference.evaluate(func, context)
-        return self._reach_values(values)
+        return self._reach_values(values, self.inference.tests.allows(func, context))
 
-    def _reach_values(self, values: Values) -> Reach:
+    def _reach_values(self, values: Values, allows: Allows | None) -> Reach:
         found: list[Candidate] = []
         complete, untyped, opaque = bool(values), False, False
         for value in sorted(values, key=repr):
@@ -118,7 +119,7 @@ class Dispatcher:
                 complete = False
                 untyped = untyped or value[0] == "U"
             else:
-                part = self.callable(value)
+                part = self._instance(value, allows) if value[0] == "I" else self.callable(value)
                 found += part
                 opaque = opaque or not part
         return Reach(_unique(found), complete, untyped and not found, opaque)
@@ -128,6 +129,7 @@ class Dispatcher:
         if special is not None:
             return Reach([], False, False)
         receivers = self.inference.evaluate(func[1], context)
+        caller, allows = self._self_function(func[1], context), self.inference.tests.allows(func[1], context)
         found: list[Candidate] = []
         complete, untyped, opaque = bool(receivers), False, False
         for value in sorted(receivers, key=repr):
@@ -135,10 +137,10 @@ class Dispatcher:
             if value[0] == "U":
                 untyped = True
             elif value[0] in "IC":
-                part = self.family(value, func[2], self._self_function(func[1], context))
+                part = self.family(value, func[2], caller, allows)
                 opaque = opaque or not part or self._partly_unknown(value, func[2])
             elif value[0] in ("M", "super"):
-                values = self.inference._narrowed(func, self.inference.attribute(value, func[2], context), context)
+                values = self.inference.tests.narrowed(func, self.inference.attribute(value, func[2], context), context)
                 for item in sorted(values, key=repr):
                     part += self.callable(item)
             found += part
@@ -167,12 +169,19 @@ class Dispatcher:
 
     # -- families -----------------------------------------------------------------------------------------------
 
-    def family(self, receiver: Value, name: str, caller: Ref | None = None) -> list[Candidate]:
-        """What ``receiver.name(...)`` can run in the receiver's class and, when not exact, in those below it."""
+    def family(
+        self, receiver: Value, name: str, caller: Ref | None = None, allows: Allows | None = None
+    ) -> list[Candidate]:
+        """What ``receiver.name(...)`` can run in the receiver's class and, when not exact, in those below it.
+
+        Only classes count that run the method ``caller``, and that ``allows`` says the call is not kept away from.
+        """
         found: list[Candidate] = []
         for value, owners in self._offers(receiver, name):
             if caller is not None:
                 owners = [owner for owner in owners if self._runs(owner, caller)]
+            if allows is not None:
+                owners = [owner for owner in owners if allows(owner)]
             if owners:
                 owner = owners[0]
                 at_top = not receiver[2] and receiver[1] in owners and len(self._offers(receiver, name)) > 1
@@ -267,7 +276,7 @@ class Dispatcher:
         if kind == "C":
             return self.constructors(value)
         if kind == "I":
-            return self._instance(value, depth)
+            return self._instance(value)
         if kind == "P":
             inner = self.callable(value[1], owner, depth + 1)
             return [
@@ -281,11 +290,11 @@ class Dispatcher:
             return []
         return [Candidate(ref, scope.signature, skip, owner, scope.stub)]
 
-    def _instance(self, value: Value, depth: int) -> list[Candidate]:
-        called = self.family(value, "__call__")
+    def _instance(self, value: Value, allows: Allows | None = None) -> list[Candidate]:
+        called = self.family(value, "__call__", allows=allows)
         if called or not self.program.unknown_base_or_module(value[1]):
             return called
-        return self.family(value, "forward") or self._behind_unseen_forward(value)
+        return self.family(value, "forward", allows=allows) or self._behind_unseen_forward(value)
 
     def _behind_unseen_forward(self, value: Value) -> list[Candidate]:
         """Methods named after platforms, where a base outside the trees has the ``forward`` that chooses among them."""

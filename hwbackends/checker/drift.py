@@ -141,12 +141,12 @@ class Drift:
         context = self.inference.context((file, call.scope), call.line, call.guard)
         reach = self.dispatcher.reach(call, context)
         if not reach.candidates and reach.untyped and call.func[0] == "a":
-            reach = self.by_name(call, file)
+            reach = self.by_name(call, file, context)
         return self.rejections(file, call, context, reach) if reach.candidates else []
 
-    def by_name(self, call: Call, file: int) -> Reach:
+    def by_name(self, call: Call, file: int, context: Context) -> Reach:
         """For a receiver of unknown type: every method of that name, where the name says enough by itself."""
-        name = call.func[2]
+        name, allows = call.func[2], self.inference.tests.allows(call.func[1], context)
         nothing = Reach([], False, True)
         if not _TELLING.match(name) or self.program.files[file].is_test:
             return nothing
@@ -159,6 +159,8 @@ class Drift:
             if scope.signature is None or self.program.files[ref[0]].is_test or self.dispatcher.changes_signature(ref):
                 continue
             owner = (ref[0], scope.parent)
+            if allows is not None and not any(allows(below) for below in self.program.descendants(owner)):
+                continue
             found.append(Candidate(ref, scope.signature, 0 if kind == "static" else 1, owner, scope.stub, exact=False))
         return Reach(found, False, True) if len(found) <= 60 else nothing
 

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .model import Binding, Expr, Scope
-from .program import Member, Program, Ref, final
+from .program import Member, Program, Ref, Value, Values, final
+from .typetests import TypeTests
 
-Value = tuple[Any, ...]
-Values = frozenset[Value]
 UNKNOWN: Value = ("U",)
 NOTHING: Values = frozenset()
 ANY: Values = frozenset({UNKNOWN})
@@ -98,6 +97,7 @@ class Inference:
         self._active: set[Any] = set()
         self._module_memo: dict[tuple[int, str], Values] = {}
         self._depth = 0
+        self.tests = TypeTests(self)
 
     # -- linking ------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Inference:
         other = dict(self.chain(file, second))
         return any(test is not None and other.get(test, holds) != holds for test, holds in self.chain(file, first))
 
-    def _inside(self, file: int, outer: int, inner: int) -> bool:
+    def inside(self, file: int, outer: int, inner: int) -> bool:
         """Whether ``outer`` holds wherever ``inner`` does."""
         table = self.program.files[file].facts.guards
         while inner >= 0 and inner != outer:
@@ -205,11 +205,11 @@ class Inference:
                 values = receiver or self._bound(bindings, context, number)
                 if number == 0:
                     values |= self._patched_module(context.file, name)
-                return self._narrowed(("n", name), values, context)
+                return self.tests.narrowed(("n", name), values, context)
             # Outside its own scope a name has its final value, whatever line it is used on.
             line, guard = 0, scope.guard if scope.kind != "m" else -1
             number = scope.parent
-        return ANY
+        return self._star_or_lazy(context.file, name) if "*" in scopes[0].bindings else ANY
 
     def _receiver(self, name: str, bindings: list[Binding], context: Context, number: int) -> Values:
         """The value of ``self`` or ``cls``: the first parameter of a function in a class body, never rebound."""
@@ -248,7 +248,7 @@ class Inference:
         found: list[Binding] = []
         for binding in sorted(earlier, key=lambda b: b[0])[::-1]:
             found.append(binding)
-            if self._inside(file, binding[1], guard):
+            if self.inside(file, binding[1], guard):
                 break
         return found
 
@@ -260,64 +260,6 @@ class Inference:
             if len(found) > _LIMIT:
                 break
         return frozenset(found)
-
-    def _narrowed(self, expr: Expr, values: Values, context: Context) -> Values:
-        """Apply ``isinstance`` guards on exactly this expression."""
-        if context.guard < 0:
-            return values
-        for test, holds in self.chain(context.file, context.guard):
-            if test is not None and test[0] == "=":
-                values = self._narrowed_type(expr, test, holds, values, context)
-                continue
-            if test is None or test[0] != "c" or len(test[2]) < 2:
-                continue
-            if test[1] == ("n", "issubclass"):
-                values = self._narrowed_class(expr, test, holds, values, context)
-                continue
-            if test[1] != ("n", "isinstance"):
-                continue
-            if test[2][0] != expr or test[2][1] is None:
-                continue
-            kinds = self._classes(test[2][1], context)
-            if kinds is None:
-                if holds:
-                    return ANY
-                continue
-            if holds:
-                return frozenset(("I", ref, False) for ref in kinds)
-            values = frozenset(v for v in values if not (v[0] == "I" and set(self.program.mro(v[1])) & kinds))
-        return values
-
-    def _narrowed_type(self, expr: Expr, test: Expr, holds: bool, values: Values, context: Context) -> Values:
-        """``type(x) in (A, B)`` and ``type(x) is A``: exactly these classes."""
-        left = test[2]
-        if left[0] != "c" or left[1] != ("n", "type") or left[2] != (expr,) or test[1] not in ("In", "Is", "Eq"):
-            return values
-        kinds = self._classes(test[3], context)
-        if kinds is None:
-            return values
-        if holds:
-            return frozenset(("I", ref, True) for ref in kinds)
-        return frozenset(v for v in values if not (v[0] == "I" and v[2] and v[1] in kinds))
-
-    def _narrowed_class(self, expr: Expr, test: Expr, holds: bool, values: Values, context: Context) -> Values:
-        if test[2][0] != expr or test[2][1] is None:
-            return values
-        kinds = self._classes(test[2][1], context)
-        if kinds is None:
-            return values
-        return frozenset(v for v in values if v[0] != "C" or bool(set(self.program.mro(v[1])) & kinds) == holds)
-
-    def _classes(self, expr: Expr, context: Context) -> set[Ref] | None:
-        outer = context._replace(guard=-1)
-        parts = expr[1] if expr[0] == "t" else (expr,)
-        found: set[Ref] = set()
-        for part in parts:
-            for value in self.evaluate(part, outer):
-                if value[0] != "C":
-                    return None
-                found.add(value[1])
-        return found
 
     # -- expressions --------------------------------------------------------------------------------------------
 
@@ -548,7 +490,7 @@ class Inference:
             found |= self.attribute(value, expr[2], context)
             if len(found) > _LIMIT:
                 return ANY
-        return self._narrowed(expr, frozenset(found), context)
+        return self.tests.narrowed(expr, frozenset(found), context)
 
     def attribute(self, value: Value, name: str, context: Context | None = None) -> Values:
         """The values of ``value.name``."""

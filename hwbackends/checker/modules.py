@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from . import platforms
 from .dispatch import Candidate, Dispatcher
-from .infer import Value
 from .model import Call, Signature
-from .program import Ref
+from .program import Ref, Value
 
 _MOST_CLASSES = 80
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .model import Binding, Expr, FileFacts, Guard, Scope
 
 # A definition's address: the index of its file, then of its scope in that file.
 Ref = tuple[int, int]
+# What an expression can be; ``infer`` says how one is written.
+Value = tuple[Any, ...]
+Values = frozenset[Value]
 
 _PLAIN_BASES = frozenset(
     {"metaclass=ABCMeta", "object", "ABC", "Protocol", "Generic", "Module", "Enum", "Exception", "NamedTuple"}

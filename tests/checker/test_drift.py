@@ -699,3 +699,14 @@ def test_a_class_with_an_abstract_metaclass_is_constructed_as_written(tmp_path: 
         },
     )
     assert brief(shown(tmp_path)) == {("HWB103", "Base.__init__", ("2nd positional",))}
+
+
+def test_a_star_import_brings_the_classes_of_its_module(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "family.py": "class Base:\n    def commit(self, a): return a\n",
+            "user.py": "from family import *\ndef go(x: Base):\n    x.commit(1, b=2)\n    Base().commit(1, c=2)\n",
+        },
+    )
+    assert {f.missing for f in shown(tmp_path)} == {("b",), ("c",)}
