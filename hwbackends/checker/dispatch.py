@@ -346,6 +346,19 @@ class Dispatcher:
         return _unique([c._replace(exact=value[2]) for owner in owners for c in self._constructor(owner)])
 
     def _constructor(self, owner: Ref) -> list[Candidate]:
+        """What ``owner(...)`` runs: its own constructor, or those of the classes that its ``__new__`` makes."""
+        made = [v[1] for v in self.inference.made(("C", owner, True)) if owner in self.program.mro(v[1])]
+        if set(made) <= {owner}:
+            return self._own_constructor(owner)
+        chooser = [
+            candidate
+            for member in self.program.members(owner, "__new__")
+            if member.binding[2] is not None and member.binding[2][0] == "F"
+            for candidate in self._function((member.owner[0], member.binding[2][1]), 1, owner)
+        ]
+        return chooser + [candidate for item in sorted(made) for candidate in self._own_constructor(item)]
+
+    def _own_constructor(self, owner: Ref) -> list[Candidate]:
         outside = set(self._all_external(owner)) - {"metaclass=ABCMeta"}
         if any(name.startswith(("metaclass", "**")) for name in outside):
             return []

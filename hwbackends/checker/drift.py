@@ -273,6 +273,8 @@ class Drift:
     ) -> bool:
         """Signs that the call is meant for something else than its receiver's declared type offers."""
         target = verdict.target
+        if self._runs_on_mocks(context):
+            return True
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
         if reach.untyped and self._hands_down(call, context, target):
@@ -308,6 +310,12 @@ class Drift:
         return caller == call.func[-1] and bool(
             set(self.program.mro(context.owner)) & set(self.program.mro(target.owner))
         )
+
+    def _runs_on_mocks(self, context: Context) -> bool:
+        """Whether ``@patch("x.A")`` or ``@patch.object(...)`` stands above the caller: what is called is not known."""
+        decorators = self.program.scope((context.file, context.scope)).decorators
+        called = [d[1] if d[0] == "c" else d for d in decorators if d is not None]
+        return any("patch" in (last_name(d), last_name(d[1]) if d[0] == "a" else "") for d in called)
 
     def _asks_receiver(self, call: Call, context: Context, module: bool) -> bool:
         """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""

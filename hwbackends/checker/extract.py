@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import keywords
 from .model import Expr, FileFacts, Guard, Scope, Signature
 
 _IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
@@ -105,6 +106,8 @@ class Extractor:
         self.function = -1
         self.klass: list[int] = []
         self.self_name: list[str | None] = [None]
+        self.handed_on: list[list[tuple[int, ast.Call, str]]] = [[]]  # calls with **name: number, node, name
+        self.made: list[set[str]] = [set()]  # names for what a __new__ makes of its own class
         self._stmt = self._statement_handlers()
         self._walk = self._expression_handlers()
 
@@ -153,6 +156,8 @@ class Extractor:
             ast.IfExp: self._ifexp,
             ast.BoolOp: self._boolop,
             ast.NamedExpr: self._named,
+            ast.Yield: self._yield,
+            ast.YieldFrom: self._yield,
             ast.ListComp: self._comprehension,
             ast.SetComp: self._comprehension,
             ast.GeneratorExp: self._comprehension,
@@ -206,11 +211,26 @@ class Extractor:
         self.edits.append(set())
         self.popped.append({})
         self.globals.append(frozenset())
+        self.made.append(set())
+        self.handed_on.append([])
         first = (arguments.posonlyargs + arguments.args)[:1]
         self.self_name.append(first[0].arg if in_class and first else (None if in_class else self.self_name[-1]))
         self._body(body)
+        self._spell_out(index, body)
         self._close_function(index)
         self.scope, self.guard, self.function = saved
+
+    def _spell_out(self, index: int, body: list[ast.stmt]) -> None:
+        """``kw = {"a": 1}``, then ``f(**kw)``: the call passes ``a``."""
+        for number, node, name in self.handed_on.pop():
+            bindings = self.scopes[index].bindings.get(name, ())
+            if not any(value is not None and value[0] in "dcT|" for _, _, value in bindings):
+                continue  # not written out here: not worth a look at the whole function
+            passed = None if name in self.globals[-1] else keywords.handed_on(body, name, node)
+            if passed is not None:
+                call = self.calls[number]
+                given = tuple(dict.fromkeys(call[5] + passed.keys))
+                self.calls[number] = (*call[:5], given, call[6], None if passed.complete else "", call[8])
 
     def _close_function(self, index: int) -> None:
         scope = self.scopes[index]
@@ -219,6 +239,7 @@ class Extractor:
         reads, edits, popped = self.reads.pop(), self.edits.pop(), self.popped.pop()
         self.globals.pop()
         self.self_name.pop()
+        self.made.pop()
         self.reads[-1] |= reads
         names = [*signature.positional, *signature.kwonly]
         names += [name for name in (signature.vararg, signature.kwarg) if name]
@@ -380,7 +401,9 @@ class Extractor:
         for item in node.items:
             self.walk(item.context_expr)
             if item.optional_vars is not None:
-                self._target(item.optional_vars, None, node.lineno)
+                manager = self.expr(item.context_expr)
+                entered = ("w", manager, isinstance(node, ast.AsyncWith)) if manager is not None else None
+                self._target(item.optional_vars, entered, node.lineno)
         # A with block runs its body once: what it binds and asserts holds behind it too.
         for statement in node.body:
             handler = self._stmt.get(type(statement))
@@ -417,6 +440,16 @@ class Extractor:
             self.scopes[self.function].returns.append((self.guard, self.expr(node.value)))
         self.walk(node.value)
 
+    def _yield(self, node: ast.Yield | ast.YieldFrom) -> None:
+        """A generator returns a container of what it yields."""
+        if node.value is None:
+            return
+        self.walk(node.value)
+        value = self.expr(node.value)
+        if self.function >= 0 and value is not None:
+            item = value if isinstance(node, ast.Yield) else ("e", value)
+            self.scopes[self.function].returns.append((self.guard, ("d", (item,))))
+
     def _expr_statement(self, node: ast.Expr) -> None:
         self.walk(node.value)
 
@@ -451,6 +484,15 @@ class Extractor:
         self.walk(node.value)
         for target in node.targets:
             self._assign_target(target, node.value, node.lineno)
+            if isinstance(target, ast.Name) and self._makes_own(node.value):
+                self.made[-1].add(target.id)
+
+    def _makes_own(self, value: ast.expr) -> bool:
+        """``super().__new__(cls)`` and ``object.__new__(cls)``."""
+        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.args):
+            return False
+        first, own = value.args[0], self.self_name[-1]
+        return value.func.attr == "__new__" and isinstance(first, ast.Name) and first.id == own
 
     def _assign_target(self, target: ast.expr, value: ast.expr, line: int) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -500,7 +542,8 @@ class Extractor:
     def _attribute_target(self, target: ast.Attribute, value: Expr | None) -> None:
         self.walk(target.value)
         owner = target.value
-        if isinstance(owner, ast.Name) and self.klass and owner.id == self.self_name[-1] and self.function >= 0:
+        own = isinstance(owner, ast.Name) and owner.id in (self.self_name[-1], *self.made[-1])
+        if own and self.klass and self.function >= 0:
             attributes = self.scopes[self.klass[-1]].attributes
             attributes.setdefault(target.attr, []).append((self.scope, self.guard, value))
             return
@@ -606,13 +649,13 @@ class Extractor:
 
     def _call(self, node: ast.Call) -> None:
         func = node.func
-        keywords: list[str] = []
+        names: list[str] = []
         kwstar: str | None = None
         for keyword in node.keywords:
             if keyword.arg is None:
-                kwstar = self._kwstar(keyword.value, keywords, kwstar)
+                kwstar = self._kwstar(keyword.value, names, kwstar)
             else:
-                keywords.append(keyword.arg)
+                names.append(keyword.arg)
         npos, star, argnames = 0, None, []
         for arg in node.args:
             if isinstance(arg, ast.Starred):
@@ -632,14 +675,17 @@ class Extractor:
             described = self.expr(func)
             if described is not None:
                 self.calls.append(
-                    (node.lineno, self.scope, self.guard, described, npos, tuple(keywords), star, kwstar,
+                    (node.lineno, self.scope, self.guard, described, npos, tuple(names), star, kwstar,
                      tuple(argnames))
                 )  # fmt: skip
+                if kwstar:
+                    self.handed_on[-1].append((len(self.calls) - 1, node, kwstar))
 
-    def _kwstar(self, value: ast.expr, keywords: list[str], kwstar: str | None) -> str | None:
+    def _kwstar(self, value: ast.expr, names: list[str], kwstar: str | None) -> str | None:
         """``**{"a": 1}`` passes plain keywords; anything else is named or unknown."""
-        if isinstance(value, ast.Dict) and all(isinstance(k, ast.Constant) for k in value.keys):
-            keywords += [str(k.value) for k in value.keys if isinstance(k, ast.Constant)]
+        keys = keywords.written(value)
+        if keys is not None:
+            names += keys
             return kwstar
         return value.id if isinstance(value, ast.Name) and kwstar is None else ""
 

@@ -6,6 +6,7 @@ A value is a tuple whose first item says what it is:
 * ``("F", ref)`` a function, ``("B", ref, owner, exact)`` a function bound to an instance or class ``owner``
 * ``("M", file)`` a module, ``("S", text)`` a string, ``("E", values)`` a container of values, ``("Z", items)`` a tuple
 * ``("P", value, npos, keywords)`` a partial, ``("super", after, owner)`` what ``super()`` gives
+* ``("W", values)`` a context manager that yields one of the values
 * ``("X", name)`` something of another package, ``UNKNOWN`` anything
 """
 
@@ -67,9 +68,9 @@ _SAME = frozenset(
         "ModuleList",
         "ModuleDict",
         "cast",
-        "nullcontext",
     ]
 )
+_MANAGERS = frozenset(["contextmanager", "asynccontextmanager"])
 _ELEMENTS = frozenset(["values", "get", "pop", "popleft", "popitem", "setdefault", "copy"])
 _RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
 
@@ -93,6 +94,7 @@ class Inference:
         self._memo: dict[tuple[Expr, Context], Values] = {}
         self._attribute_memo: dict[tuple[Value, str], Values] = {}
         self._return_memo: dict[tuple[Ref, Ref | None], Values] = {}
+        self._made_memo: dict[Value, Values] = {}
         self._chains: dict[tuple[int, int], tuple[tuple[Expr | None, bool], ...]] = {}
         self._active: set[Any] = set()
         self._module_memo: dict[tuple[int, str], Values] = {}
@@ -117,7 +119,13 @@ class Inference:
         self._forget()
 
     def _forget(self) -> None:
-        for memo in (self._memo, self._attribute_memo, self._return_memo, self._module_memo):
+        for memo in (
+            self._memo,
+            self._attribute_memo,
+            self._return_memo,
+            self._module_memo,
+            self._made_memo,
+        ):
             memo.clear()
 
     def _bases_of(self, ref: Ref) -> tuple[list[Ref], frozenset[str]]:
@@ -318,6 +326,20 @@ class Inference:
 
     def _element(self, expr: Expr, context: Context) -> Values:
         return elements(self.evaluate(expr[1], context))
+
+    def _entered(self, expr: Expr, context: Context) -> Values:
+        name = "__aenter__" if expr[2] else "__enter__"
+        return frozenset().union(*(self.entered(value, name) for value in self.evaluate(expr[1], context)))
+
+    def entered(self, manager: Value, method: str) -> Values:
+        """What ``with manager as x`` binds: the manager itself where its method returns one of its own line."""
+        if manager[0] == "W":
+            return manager[1]  # type: ignore[no-any-return]
+        if manager[0] != "I" or not self.program.members(manager[1], method):
+            return ANY
+        line = self.program.mro(manager[1])
+        returned = self._returns_of_method(manager, method)
+        return frozenset(manager if v[0] == "I" and v[1] in line else v for v in returned)
 
     def _item(self, expr: Expr, context: Context) -> Values:
         found: set[Value] = set()
@@ -618,6 +640,12 @@ class Inference:
         if name in ("enumerate", "zip") and func[0] == "n":
             parts = tuple(elements(self.evaluate(arg, context)) for arg in args)
             return frozenset({("E", frozenset({("Z", (ANY, *parts) if name == "enumerate" else parts)}))})
+        if name in ("nullcontext", "closing", "aclosing") and len(args) == 1:
+            return frozenset({("W", self.evaluate(args[0], context))})
+        if name in ("enter_context", "enter_async_context") and func[0] == "a" and len(args) == 1:
+            return self._entered(("w", args[0], name == "enter_async_context"), context)
+        if name == "__new__" and func[0] == "a" and args:
+            return self._made_by(func[1], args[0], context)
         if name in _SAME and len(args) == 1 and args[0] is not None:
             return self.evaluate(args[0], context)
         return self._container_call(func, name, context)
@@ -649,7 +677,7 @@ class Inference:
         """What calling ``value`` returns."""
         kind = value[0]
         if kind == "C":
-            return frozenset({("I", value[1], True)}) if value[2] else frozenset({("I", value[1], False)})
+            return self.made(value)
         if kind in "FB":
             owner = value[2] if kind == "B" else None
             return self._resolved_string(self.returns(value[1], owner), expr, context, value)
@@ -660,6 +688,40 @@ class Inference:
         if kind == "X":
             return self._resolved_string(frozenset({("X", value[1] + "()")}), expr, context, value)
         return self._resolved_string(ANY, expr, context, value)
+
+    def made(self, value: Value) -> Values:
+        """What calling a class makes: an instance of it, unless its ``__new__`` makes something else."""
+        if value not in self._made_memo:
+            self._made_memo[value] = NOTHING  # where one __new__ leads back to itself
+            self._made_memo[value] = self._made_in(self.program.members(value[1], "__new__"), value)
+        return self._made_memo[value]
+
+    def _made_by(self, base: Expr | None, kind: Expr | None, context: Context) -> Values:
+        """``super().__new__(A)`` and ``object.__new__(A)``: an A, unless a ``__new__`` of the trees makes another."""
+        found: set[Value] = set()
+        for value in self.evaluate(kind, context):
+            for above in self.evaluate(base, context) if value[0] == "C" else ():
+                members: list[Member] = []
+                if above[0] in ("super", "C"):
+                    after = above[1] if above[0] == "super" else None
+                    members = self.program.members(above[2] if after else above[1], "__new__", after)
+                found |= self._made_in(members, value)
+        return frozenset(found) or ANY
+
+    def _made_in(self, members: list[Member], value: Value) -> Values:
+        """The instances that ``__new__`` returns when it is given a class."""
+        found: set[Value] = set()
+        for (file, _), (_, _, written) in members:
+            if written is not None and written[0] == "F":
+                scope = self.program.scope((file, written[1]))
+                for guard, expr in scope.returns:
+                    at = Context(file, written[1], scope.line + 100_000, guard, value[1], value[2])
+                    found |= self.evaluate(expr, at)
+        plain = ("I", value[1], value[2])
+        # What it looks up somewhere is known as a base of the class at most, or as one class of many.
+        instances = {m if m[0] == "I" and m[1] not in self.program.mro(value[1])[1:] else plain for m in found}
+        related = frozenset(m for m in instances if value[1] in self.program.mro(m[1]))
+        return related or frozenset(instances or {plain})
 
     def _returns_of_method(self, value: Value, name: str) -> Values:
         found: set[Value] = set()
@@ -706,6 +768,8 @@ class Inference:
             held = self._returned(ref, None, ANY) if owner is None else self._returned_by(ref, owner)
             if held and all(v[0] == "I" and v[2] for v in held):
                 result = held
+        if any(last_name(decorator) in _MANAGERS for decorator in scope.decorators):
+            result = frozenset({("W", elements(result))})
         self._return_memo[key] = result
         return result
 
@@ -748,7 +812,7 @@ class Inference:
 _EVALUATE = {
     "n": "_name", "a": "_attribute", "c": "_called", "s": "_string", "k": "_constant", "i": "_subscript",
     "|": "_either", "t": "_display", "d": "_dict", "e": "_element", "x": "_item", "F": "_function", "K": "_class",
-    "m": "_import", "p": "_parameter", "T": "_declared",
+    "m": "_import", "p": "_parameter", "T": "_declared", "w": "_entered",
 }  # fmt: skip
 
 _BUILTIN_TYPES = frozenset(

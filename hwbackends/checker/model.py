@@ -14,6 +14,7 @@ An expression is kept as a small nested tuple whose first item says what it is:
 ``("d", values)``           the values of a dict display
 ``("e", expr)``             an element of an iterable
 ``("x", expr, i)``          item ``i`` of an unpacked value
+``("w", expr, is_async)``   what entering a context manager gives
 ``("F", scope)``            a function or lambda of this file
 ``("K", scope)``            a class of this file
 ``("m", level, mod, attr)`` an import

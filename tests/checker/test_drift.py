@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hwbackends.checker.suppress import Selection
 from tests.checker.trees import brief, line_of, shown, write
 
 
@@ -710,3 +711,21 @@ def test_a_star_import_brings_the_classes_of_its_module(tmp_path: Path) -> None:
         },
     )
     assert {f.missing for f in shown(tmp_path)} == {("b",), ("c",)}
+
+
+def test_a_test_that_patches_something_is_of_low_confidence(tmp_path: Path) -> None:
+    source = """
+        from unittest import mock
+        from unittest.mock import patch
+        class A:
+            def run(self, a): return a
+        @patch("module.A")
+        def test_name(a):
+            A().run(1, b=2)
+        @mock.patch.object(A, "run")
+        def test_object(a):
+            A().run(1, b=2)
+    """
+    write(tmp_path, {"module.py": source})
+    assert not shown(tmp_path)
+    assert {f.confidence for f in shown(tmp_path, selection=Selection(confidence="low"))} == {"low"}

@@ -70,9 +70,176 @@ TREES = {
             make().run(1, b=1)
             one, two = make_two()
             two.run(1, c=1)
-            with make() as x: pass
         """,
         [("HWB105", 6, "b"), ("HWB105", 8, "c")],
+    ),
+    "what generators yield": (
+        """
+        class A:
+            def run(self, a): return a
+        def some():
+            yield A()
+        def all():
+            yield
+            yield from some()
+        def go():
+            for x in some():
+                x.run(1, b=1)
+            [x.run(1, c=1) for x in all()]
+        """,
+        [("HWB105", 10, "b"), ("HWB105", 11, "c")],
+    ),
+    "what a with statement enters": (
+        """
+        class Other:
+            def run(self, a): return a
+        class A:
+            def __enter__(self): return self
+            def run(self, a): return a
+        class Below(A):
+            def run(self, a, below=1): return a, below
+        class Gives:
+            def __enter__(self) -> Other: return make()
+        class Later:
+            async def __aenter__(self): return self
+            def run(self, a): return a
+        async def go(unknown):
+            with A() as a, Gives() as other, unknown as nobody, open("x") as file:
+                a.run(1, b=1)
+                other.run(1, c=1)
+                nobody.run(1, d=1)
+            with Below() as below:
+                below.run(1, below=1)
+            async with Later() as later:
+                later.run(1, e=1)
+        """,
+        [("HWB105", 15, "b"), ("HWB105", 16, "c"), ("HWB105", 21, "e")],
+    ),
+    "what a context manager function yields": (
+        """
+        from contextlib import asynccontextmanager, contextmanager
+        from typing import Iterator
+        class A:
+            def run(self, a): return a
+            @contextmanager
+            def session(self):
+                yield self
+        @contextmanager
+        def seen():
+            a = A()
+            try:
+                yield a
+            finally:
+                print("end")
+        @contextmanager
+        def declared() -> Iterator[A]:
+            yield make()
+        @asynccontextmanager
+        async def later():
+            yield A()
+        async def go():
+            with seen() as x, declared() as y:
+                x.run(1, b=1)
+                y.run(1, c=1)
+            async with later() as z:
+                z.run(1, d=1)
+            with A().session() as mine:
+                mine.run(1, e=1)
+        """,
+        [("HWB105", 23, "b"), ("HWB105", 24, "c"), ("HWB105", 26, "d"), ("HWB105", 28, "e")],
+    ),
+    "what an exit stack enters, and what is closed": (
+        """
+        from contextlib import ExitStack, closing, nullcontext
+        class A:
+            def __enter__(self): return self
+            def run(self, a): return a
+        def go():
+            with ExitStack() as stack:
+                a = stack.enter_context(A())
+                a.run(1, b=1)
+            with closing(A()) as x, nullcontext(A()) as y:
+                x.run(1, c=1)
+                y.run(1, d=1)
+        """,
+        [("HWB105", 8, "b"), ("HWB105", 10, "c"), ("HWB105", 11, "d")],
+    ),
+    "the instance that a class makes in __new__": (
+        """
+        class A:
+            def __new__(cls, a):
+                self = super().__new__(cls)
+                self.helper = Helper()
+                self.setup(a, b=2)
+                return self
+            def setup(self, a): return a
+            def go(self):
+                self.helper.help(1, c=2)
+        class Helper:
+            def help(self, a): return a
+        """,
+        [("HWB105", 5, "b"), ("HWB105", 9, "c")],
+    ),
+    "another class than the called one, made in its __new__": (
+        """
+        class A:
+            def __new__(cls, *args, **kwargs):
+                if flag():
+                    return super().__new__(Npu)
+                return object.__new__(cls)
+            def __init__(self, size): self.size = size
+            def commit(self, a, b=1): return a, b
+        class Npu(A):
+            def __init__(self, size, device): self.size = size, device
+            def commit(self, a): return a
+        class Cpu(A):
+            def commit(self, a): return a
+        def go():
+            A(1).commit(1, b=2)
+        """,
+        [("HWB101", 14, "b"), ("HWB102", 14, "device")],
+    ),
+    "one instance for all, made in __new__": (
+        """
+        class A:
+            _one = None
+            def __new__(cls):
+                if cls._one is None:
+                    cls._one = super().__new__(cls)
+                return cls._one
+            def run(self, a): return a
+        def go():
+            A().run(1, b=2)
+        """,
+        [("HWB105", 9, "b")],
+    ),
+    "a class that is written in __new__": (
+        """
+        class A:
+            def __new__(cls, a):
+                class Inner(A):
+                    def run(self, a): return a
+                return object.__new__(Inner)
+        def go():
+            A(1).run(1, b=2)
+        """,
+        [("HWB105", 7, "b")],
+    ),
+    "a __new__ that hands on to the one of its base": (
+        """
+        class Root:
+            def __new__(cls, a): return object.__new__(cls)
+        class A(Root):
+            def __new__(cls, a): return super().__new__(cls, a)
+            def run(self, a): return a
+        class B(A):
+            def __new__(cls, a): return A.__new__(cls, a)
+        def go(unknown):
+            B(1).run(1, b=2)
+            object.__new__(A).run(1, c=2)
+            object.__new__(unknown).run(1, d=2)
+        """,
+        [("HWB105", 9, "b"), ("HWB105", 10, "c")],
     ),
     "properties and static methods": (
         """
