@@ -14,7 +14,7 @@ from .bind import Mismatch, Passed, bind
 from .dispatch import Candidate
 from .drift import Drift, Verdict, describe, missing_names
 from .findings import Finding, Place
-from .infer import last_name, method_kind
+from .infer import last_name, method_kind, unwrapped
 from .model import Call, Scope, Signature
 from .program import Program, Ref
 
@@ -152,7 +152,9 @@ class ContractCheck:
         for index, file in enumerate(self.program.files):
             for number, scope in enumerate(file.facts.scopes):
                 hook = self.contract.hooks.get(scope.name)
-                if hook is not None and scope.signature is not None and self._meant(hook, index, scope):
+                if hook is None or self.program.is_replaced((index, number)):
+                    continue
+                if scope.signature is not None and self._meant(hook, index, scope):
                     seen.add(((index, number), hook.name))
                     yield _Definition(hook, self._candidate((index, number), scope))
         for hook, candidate in self._assigned():
@@ -182,10 +184,11 @@ class ContractCheck:
         """``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and ``type(...)``."""
         inference = self.drift.inference
         for index, file in enumerate(self.program.files):
-            for scope, guard, owner, name, value in file.facts.patches:
+            for scope, guard, owner, name, assigned, _ in file.facts.patches:
                 hook = self.contract.hooks.get(name)
+                value, descriptor = unwrapped(assigned)
                 if hook is not None and value is not None:
-                    bound = not self._is_instance(index, scope, owner)
+                    bound = descriptor != "staticmethod" and not self._is_instance(index, scope, owner)
                     for item in inference.evaluate(value, inference.context((index, scope), guard=guard)):
                         yield from self._from_value(hook, item, bound)
             for number, found in enumerate(file.facts.scopes):

@@ -158,6 +158,9 @@ class Drift:
                 return nothing
             if scope.signature is None or self.program.files[ref[0]].is_test or self.dispatcher.changes_signature(ref):
                 continue
+            if self.program.is_replaced(ref):
+                found += self.dispatcher.family(("I", (ref[0], scope.parent), True), name)
+                continue
             owner = (ref[0], scope.parent)
             if allows is not None and not any(allows(below) for below in self.program.descendants(owner)):
                 continue
@@ -275,6 +278,8 @@ class Drift:
         target = verdict.target
         if self._runs_on_mocks(context):
             return True
+        if any(self._patched_nearby(target, v.target, context) for v in accepting):
+            return True
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
         if reach.untyped and self._hands_down(call, context, target):
@@ -316,6 +321,17 @@ class Drift:
         decorators = self.program.scope((context.file, context.scope)).decorators
         called = [d[1] if d[0] == "c" else d for d in decorators if d is not None]
         return any("patch" in (last_name(d), last_name(d[1]) if d[0] == "a" else "") for d in called)
+
+    def _patched_nearby(self, target: Candidate, accepting: Candidate, context: Context) -> bool:
+        """Whether code of the caller's own folder may have put the definition that accepts in place of the other."""
+        scope = self.program.scope(target.ref)
+        here = self.program.files[context.file].parts[:-1]
+        return any(
+            accepting.ref in patch.functions
+            and not patch.conditional
+            and self.program.files[patch.place[0]].parts[:-1] == here
+            for patch in self.program.class_patches.get(((target.ref[0], scope.parent), scope.name), ())
+        )
 
     def _asks_receiver(self, call: Call, context: Context, module: bool) -> bool:
         """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""

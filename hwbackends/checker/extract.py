@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import keywords
-from .model import Expr, FileFacts, Guard, Scope, Signature
+from .model import Assignment, Expr, FileFacts, Guard, Scope, Signature
 
 _IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 _OVERLOADS = frozenset({"overload"})
@@ -91,7 +91,7 @@ class Extractor:
         self.scopes: list[Scope] = []
         self.calls: list[tuple[Any, ...]] = []
         self.guards: list[Guard] = []
-        self.patches: list[tuple[int, int, Expr, str, Expr | None]] = []
+        self.patches: list[Assignment] = []
         self.external = external
         self.scope = 0
         self.guard = -1
@@ -549,7 +549,7 @@ class Extractor:
             return
         described = self.expr(owner)
         if described is not None:
-            self.patches.append((self.scope, self.guard, described, target.attr, value))
+            self.patches.append((self.scope, self.guard, described, target.attr, value, target.lineno))
 
     def _subscript_target(self, target: ast.Subscript, value: Expr | None) -> None:
         if isinstance(target.value, ast.Name):
@@ -694,11 +694,13 @@ class Extractor:
         if name == "setattr":
             owner, key = self.expr(args[0]), args[1]
             if owner is not None and isinstance(key, ast.Constant) and isinstance(key.value, str):
-                self.patches.append((self.scope, self.guard, owner, key.value, self.expr(args[2])))
+                self.patches.append((self.scope, self.guard, owner, key.value, self.expr(args[2]), key.lineno))
         elif isinstance(args[2], ast.Dict):
             for key_node, value in zip(args[2].keys, args[2].values, strict=True):
                 if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
-                    self.patches.append((self.scope, self.guard, ("?",), key_node.value, self.expr(value)))
+                    self.patches.append(
+                        (self.scope, self.guard, ("?",), key_node.value, self.expr(value), key_node.lineno)
+                    )
 
     def _note_pop(self, node: ast.Call) -> None:
         func = node.func

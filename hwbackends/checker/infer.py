@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .model import Binding, Expr, Scope
-from .program import Member, Program, Ref, Value, Values, final
+from .model import Assignment, Binding, Expr, Scope
+from .program import Member, Patch, Program, Ref, Value, Values, final
 from .typetests import TypeTests
 
 UNKNOWN: Value = ("U",)
@@ -114,8 +114,8 @@ class Inference:
         self._forget()
         for index, file in enumerate(program.files):
             if not file.is_test:
-                for scope, guard, owner, attribute, value in file.facts.patches:
-                    self._patch((index, scope), guard, owner, attribute, value)
+                for patch in file.facts.patches:
+                    self._patch(index, patch)
         self._forget()
 
     def _forget(self) -> None:
@@ -146,7 +146,9 @@ class Inference:
                 outside.add(keyword)
         return found, frozenset(outside)
 
-    def _patch(self, place: Ref, guard: int, owner: Expr, attribute: str, value: Expr | None) -> None:
+    def _patch(self, file: int, assignment: Assignment) -> None:
+        scope, guard, owner, attribute, value, line = assignment
+        place = (file, scope)
         if owner[0] not in "na":
             return
         root = owner
@@ -158,11 +160,25 @@ class Inference:
         local = self.program.scope(place).bindings.get(root[1])
         if not (bindings or local):
             return
-        for target in self.evaluate(owner, self.context(place, guard=guard)):
-            if target[0] == "C":
-                self.program.class_patches[(target[1], attribute)].append((place, value))
-            elif target[0] == "M":
-                self.program.module_patches[(target[1], attribute)].append((place, value))
+        targets = [target for target in self.evaluate(owner, self.context(place, guard=guard)) if target[0] in "CM"]
+        if not targets:
+            return
+        context, plain = self.context(place, line, guard), unwrapped(value)[0]
+        assigned = self.evaluate(plain, context)
+        functions = frozenset(v[1] for v in assigned if v[0] in "FB")
+        if plain is not None and plain[0] == "c" and ("a", owner, attribute) in plain[2]:
+            signatures = [self.program.scope(function).signature for function in functions]
+            if all(s is not None and s.vararg and s.kwarg for s in signatures):
+                return  # A.m = traced(A.m): a decorator, whose callers still meet what it wraps
+        patch = Patch(place, value, line, functions, guard >= 0)
+        seen = bool(assigned) and all(v[0] in "FBP" for v in assigned)
+        for target in targets:
+            if target[0] == "M":
+                self.program.module_patches[(target[1], attribute)].append(patch)
+                continue
+            written = self.program.scope(target[1])
+            behind = place == (target[1][0], written.parent) and guard == written.guard
+            self.program.class_patches[(target[1], attribute)].append(patch._replace(replaces=seen and behind))
 
     # -- contexts -----------------------------------------------------------------------------------------------
 
@@ -239,8 +255,8 @@ class Inference:
 
     def _patched_module(self, file: int, name: str) -> Values:
         found: set[Value] = set()
-        for place, value in self.program.module_patches.get((file, name), ()):
-            found |= self.evaluate(value, self.context(place))
+        for patch in self.program.module_patches.get((file, name), ()):
+            found |= self.evaluate(patch.value, self.context(patch.place))
         return frozenset(value for value in found if value[0] in "FCBP")
 
     def _reaching(self, bindings: list[Binding], file: int, line: int, guard: int) -> list[Binding]:
@@ -529,6 +545,8 @@ class Inference:
             return self._members_as_values(self.program.members(value[2], name, after=value[1]), ("I", value[2], True))
         if kind not in "IC":
             return ANY
+        if kind == "C" and context is not None and self._not_yet_replaced(value[1], name, context):
+            return self._members_as_values(self.program.written_members(value[1], name), value)
         key = (value, name)
         known = self._attribute_memo.get(key)
         if known is None:
@@ -536,6 +554,13 @@ class Inference:
             known = self._class_attribute(value, name) if kind == "C" else self._instance_attribute(value, name)
             self._attribute_memo[key] = known
         return known
+
+    def _not_yet_replaced(self, ref: Ref, name: str, context: Context) -> bool:
+        """Whether ``A.m`` stands before, or in, the statement ``A.m = ...`` that replaces what the class has."""
+        return any(
+            patch.replaces and patch.place == (context.file, context.scope) and 0 < context.line <= patch.line
+            for patch in self.program.class_patches.get((ref, name), ())
+        )
 
     def _class_attribute(self, value: Value, name: str) -> Values:
         if name == "__class__":
@@ -586,12 +611,17 @@ class Inference:
         return frozenset(found)
 
     def _member_value(self, member: Member, receiver: Value) -> Values:
-        value = member.binding[2]
+        value, descriptor = unwrapped(member.binding[2])
         file = member.owner[0]
-        if value is not None and value[0] == "F":
+        if value is not None and value[0] == "F" and not descriptor:
             return self._method_value((file, value[1]), receiver)
-        context = Context(file, member.owner[1], 0, member.binding[1], receiver[1])
+        patched = self.program.scope(member.owner).kind != "c"
+        context = Context(file, member.owner[1], member.binding[0] if patched else 0, member.binding[1], receiver[1])
         values = self.evaluate(value, context)
+        if descriptor == "staticmethod":
+            return values
+        if descriptor == "classmethod":
+            return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
         if value is not None and value[0] in "na" and receiver[0] == "I":
             # A plain function found on the class binds like a method.
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
@@ -809,6 +839,14 @@ class Inference:
         return found
 
 
+def unwrapped(expr: Expr | None) -> tuple[Expr | None, str]:
+    """``f`` and ``"staticmethod"`` of ``staticmethod(f)``, the same for ``classmethod``; else the expression itself."""
+    if expr is not None and expr[0] == "c" and expr[1] in _DESCRIPTORS and len(expr[2]) == 1:
+        return expr[2][0], expr[1][1]
+    return expr, ""
+
+
+_DESCRIPTORS = (("n", "staticmethod"), ("n", "classmethod"))
 _EVALUATE = {
     "n": "_name", "a": "_attribute", "c": "_called", "s": "_string", "k": "_constant", "i": "_subscript",
     "|": "_either", "t": "_display", "d": "_dict", "e": "_element", "x": "_item", "F": "_function", "K": "_class",

@@ -56,6 +56,10 @@ Binding = tuple[int, int, "Expr | None"]
 Guard = tuple["Expr | None", bool, int]
 
 
+# ``X.attr = value``: scope, guard, X, attr, value, line.
+Assignment = tuple[int, int, Expr, str, "Expr | None", int]
+
+
 class Call(NamedTuple):
     """One call: ``star`` and ``kwstar`` hold the name behind ``*``/``**`` ("" for another expression)."""
 
@@ -104,7 +108,7 @@ class FileFacts(NamedTuple):
     scopes: list[Scope]
     calls: list[tuple[Any, ...]]  # the fields of Call
     guards: list[Guard]
-    patches: list[tuple[int, int, Expr, str, Expr | None]]  # X.attr = value: (scope, guard, X, attr, value)
+    patches: list[Assignment]  # X.attr = value
     ignores: dict[int, tuple[str, ...]]  # line -> rule ids named by an inline comment
 
 

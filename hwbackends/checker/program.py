@@ -41,6 +41,17 @@ class Member(NamedTuple):
     binding: Binding
 
 
+class Patch(NamedTuple):
+    """An attribute of a class or module that is assigned from outside."""
+
+    place: Ref  # the scope that assigns
+    value: Expr | None
+    line: int
+    functions: frozenset[Ref]  # what it assigns, as far as that can be seen
+    conditional: bool
+    replaces: bool = False  # surely in force, behind what the class body has
+
+
 class Program:
     """Facts of all files with the questions that cross files. Values of expressions are ``infer``'s business."""
 
@@ -67,8 +78,8 @@ class Program:
         self.children: dict[Ref, list[Ref]] = defaultdict(list)
         self._mro: dict[Ref, tuple[Ref, ...]] = {}
         self._descendants: dict[Ref, tuple[Ref, ...]] = {}
-        self.class_patches: dict[tuple[Ref, str], list[tuple[Ref, Expr | None]]] = defaultdict(list)
-        self.module_patches: dict[tuple[int, str], list[tuple[Ref, Expr | None]]] = defaultdict(list)
+        self.class_patches: dict[tuple[Ref, str], list[Patch]] = defaultdict(list)
+        self.module_patches: dict[tuple[int, str], list[Patch]] = defaultdict(list)
 
     def _add(self, path: str, facts: FileFacts) -> None:
         absolute = os.path.abspath(path)
@@ -179,10 +190,22 @@ class Program:
 
     def own_members(self, ref: Ref, name: str) -> list[Member]:
         """Every binding of ``name`` in the class body that can be in force, patches from outside included."""
-        found = [Member(ref, binding) for binding in final(self.scope(ref).bindings.get(name, ()))]
-        for place, value in self.class_patches.get((ref, name), ()):
-            found.append(Member(place, (0, -1, value)))
+        found = self.written_members(ref, name)
+        for patch in self.class_patches.get((ref, name), ()):
+            if patch.replaces:
+                found = [member for member in found if member.owner[0] != ref[0]]
+            found.append(Member(patch.place, (patch.line, -1, patch.value)))
         return found
+
+    def written_members(self, ref: Ref, name: str) -> list[Member]:
+        """The bindings of ``name`` that the class body leaves behind."""
+        return [Member(ref, binding) for binding in final(self.scope(ref).bindings.get(name, ()))]
+
+    def is_replaced(self, ref: Ref) -> bool:
+        """Whether a method of a class body is assigned anew behind it, so that no call by its name runs it."""
+        scope = self.scope(ref)
+        patches = self.class_patches.get(((ref[0], scope.parent), scope.name), ())
+        return any(patch.replaces and ref not in patch.functions for patch in patches)
 
     def members(self, ref: Ref, name: str, after: Ref | None = None) -> list[Member]:
         """The first class of the MRO that binds ``name`` (behind ``after``, for ``super()``), with its bindings."""
