@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .rules import RULES, explain
+from .rules import DECLARATIONS, RULES, explain
 
 _FORMATS = ("text", "json", "sarif", "github")
 
@@ -58,11 +58,14 @@ def _explain(name: str) -> None:
         click.echo(f"hwbackends check: no rule is called {name!r}; rules are {', '.join(RULES)}", err=True)
         sys.exit(2)
     click.echo(explain(rule))
+    if rule.id.startswith("HWB1"):
+        click.echo(DECLARATIONS)
 
 
 def _run(trees: list[str], options: dict[str, Any]) -> int:
     from . import engine, suppress
     from .config import read_config
+    from .findings import counted
     from .report import FORMATS
 
     config = read_config(Path.cwd(), options["config"])
@@ -80,7 +83,7 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
     if options["update_baseline"]:
         shown = suppress.apply(outcome.findings, selection, outcome.ignores, Counter())
         suppress.write_baseline(baseline_path, shown.findings)
-        click.echo(f"{len(shown.findings)} findings written to {baseline_path}", err=True)
+        click.echo(f"{counted(len(shown.findings), 'finding')} written to {baseline_path}", err=True)
         return 0
     shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline)
     text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)

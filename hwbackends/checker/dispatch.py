@@ -129,7 +129,7 @@ class Dispatcher:
         if special is not None:
             return Reach([], False, False)
         receivers = self.inference.evaluate(func[1], context)
-        caller, allows = self._self_function(func[1], context), self.inference.tests.allows(func[1], context)
+        caller, allows = self.self_function(func[1], context), self.inference.tests.allows(func[1], context)
         found: list[Candidate] = []
         complete, untyped, opaque = bool(receivers), False, False
         for value in sorted(receivers, key=repr):
@@ -154,7 +154,7 @@ class Dispatcher:
             return False
         return any(not self.callable(value, owners[0]) for value, owners in offers)
 
-    def _self_function(self, receiver: Expr, context: Context) -> Ref | None:
+    def self_function(self, receiver: Expr, context: Context) -> Ref | None:
         """For ``self.m()``: the method that makes the call, since only classes that run it matter."""
         if receiver[0] != "n":
             return None
@@ -179,7 +179,7 @@ class Dispatcher:
         found: list[Candidate] = []
         for value, owners in self._offers(receiver, name):
             if caller is not None:
-                owners = [owner for owner in owners if self._runs(owner, caller)]
+                owners = [owner for owner in owners if self.runs(owner, caller)]
             if allows is not None:
                 owners = [owner for owner in owners if allows(owner)]
             if owners:
@@ -241,7 +241,7 @@ class Dispatcher:
         else:
             yield from (v for v in self.inference.attribute(receiver, name) if v[0] in "FBPIC")
 
-    def _runs(self, owner: Ref, method: Ref) -> bool:
+    def runs(self, owner: Ref, method: Ref) -> bool:
         """Whether instances of ``owner`` can run ``method`` (it is not overridden, or the override calls it)."""
         name = self.program.scope(method).name
         place = (method[0], self.program.scope(method).parent)

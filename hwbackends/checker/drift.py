@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import platforms, workers
+from .absent import Absent, settled
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
 from .elsewhere import Elsewhere
@@ -64,6 +65,8 @@ class Drift:
         self.elsewhere = Elsewhere(program, self.inference)
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
+        self.absent = Absent(self.dispatcher, self.reachable)
+        self.lacking: dict[tuple[Ref, str], Finding] = {}
         self._index_calls()
 
     def _index_calls(self) -> None:
@@ -96,7 +99,7 @@ class Drift:
         for item in rejections:
             kind = item.verdict.kind
             weighed.append((item, confidence(item, len(sites[kind]), self.accepted[kind])))
-        return self.findings(self._thinned(weighed))
+        return self.findings(self._thinned(weighed)) + settled(self.lacking)
 
     def collect(self, files: Iterable[int]) -> list[Rejection]:
         """The rejections of the calls in some files."""
@@ -116,12 +119,20 @@ class Drift:
                 parts = [pool.submit(_collect_part, number, jobs) for number in range(1, jobs)]
                 found += self.collect(range(0, self.program.checked, jobs))
                 for part in parts:
-                    rejections, accepted = part.result()
+                    rejections, accepted, lacking = part.result()
                     found += rejections
                     self.accepted.update(accepted)
+                    self._miss(lacking)
         finally:
             _shared = None
         return sorted(found, key=lambda item: (item.file, item.call.line))
+
+    def _miss(self, lacking: dict[tuple[Ref, str], Finding]) -> None:
+        """Keep one call for each hook that a class lacks, the same one whatever process sees it first."""
+        for key, finding in lacking.items():
+            known = self.lacking.get(key)
+            if known is None or finding.sort_key < known.sort_key:
+                self.lacking[key] = finding
 
     def _thinned(self, weighed: list[tuple[Rejection, str]]) -> list[tuple[Rejection, str]]:
         """One call stands for all where a definition rejects many calls for the same reason."""
@@ -140,6 +151,7 @@ class Drift:
             return []
         context = self.inference.context((file, call.scope), call.line, call.guard)
         reach = self.dispatcher.reach(call, context)
+        self._miss(self.absent.of_call(file, call, context))
         if not reach.candidates and reach.untyped and call.func[0] == "a":
             reach = self.by_name(call, file, context)
         return self.rejections(file, call, context, reach) if reach.candidates else []
@@ -811,14 +823,16 @@ def _parts(test: Expr) -> Iterator[Expr]:
             yield from (part for part in item if isinstance(part, tuple) and part)
 
 
+_Part = tuple[list[Rejection], Counter[tuple[Ref, bool]], dict[tuple[Ref, str], Finding]]
 # The checker whose copies the workers are.
 _shared: Drift | None = None
 _WORTH_FORKING = 20_000
 
 
-def _collect_part(number: int, jobs: int) -> tuple[list[Rejection], Counter[tuple[Ref, bool]]]:
+def _collect_part(number: int, jobs: int) -> _Part:
     assert _shared is not None
-    return _shared.collect(range(number, _shared.program.checked, jobs)), _shared.accepted
+    rejections = _shared.collect(range(number, _shared.program.checked, jobs))
+    return rejections, _shared.accepted, _shared.lacking
 
 
 def check_drift(program: Program, jobs: int = 1) -> list[Finding]:

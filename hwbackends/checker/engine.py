@@ -245,5 +245,5 @@ def _parse_file(path: str, external: Callable[[str], bool]) -> bytes | Problem:
 
 
 def _unreadable(problem: Problem) -> Finding:
-    message = f"{problem.path}:{problem.line} {problem.reason}. Fix: make it readable, or exclude it."
+    message = f"{os.path.basename(problem.path)}: {problem.reason}. Fix: make it readable, or exclude it."
     return Finding("HWB201", "error", "high", message, (), Place(problem.path, problem.line, ""), None)

@@ -198,6 +198,7 @@ class Extractor:
             signature=_signature(node.args), returns=[],
             return_annotation=self.annotation(returns) if returns is not None else None,
             stub=_is_stub(body), is_async=isinstance(node, ast.AsyncFunctionDef),
+            raises=bool(body) and isinstance(body[-1], ast.Raise),
         )  # fmt: skip
         self.scopes.append(scope)
         return index

@@ -51,6 +51,11 @@ class Finding(NamedTuple):
         }  # fmt: skip
 
 
+def counted(number: int, noun: str) -> str:
+    """``"1 file"``, ``"2 files"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def ordinal(number: int) -> str:
     """``1 -> "1st"``."""
     suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")

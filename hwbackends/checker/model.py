@@ -100,6 +100,7 @@ class Scope(NamedTuple):
     kwarg_edited: bool = False
     kwarg_popped: tuple[str, ...] = ()
     is_async: bool = False
+    raises: bool = False  # the stub says that it is not implemented
 
 
 class FileFacts(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from .engine import Outcome
-from .findings import Finding, Place
+from .findings import Finding, Place, counted
 from .rules import RULES
 from .suppress import Shown, fingerprint, relative
 
@@ -95,7 +95,7 @@ def as_text(shown: Shown, outcome: Outcome) -> str:
     """Readable findings with the source lines they are about; styled, the terminal decides what it keeps."""
     parts = [_text_finding(finding) for finding in shown.findings]
     counts = summary(shown, outcome)
-    total = f"{counts['findings']} finding{'s' if counts['findings'] != 1 else ''} in {counts['files']} files"
+    total = f"{counted(counts['findings'], 'finding')} in {counted(counts['files'], 'file')}"
     hidden = [f"{counts[key]} {label}" for key, label in _HIDDEN if counts[key]]
     parts.append(click.style(total + (f" (not shown: {', '.join(hidden)})" if hidden else ""), bold=True))
     return "\n".join(parts)

@@ -16,6 +16,14 @@ class Rule(NamedTuple):
     bad: str
     good: str
 
+    @property
+    def modes(self) -> str:
+        """In which of the two modes the rule finds anything."""
+        return "contract mode only" if self.id in _CONTRACT_ONLY else "contract and drift mode"
+
+
+_CONTRACT_ONLY = frozenset({"HWB104", "HWB107"})
+
 
 RULES: dict[str, Rule] = {
     rule.id: rule
@@ -60,7 +68,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "HWB104", "default differs from the contract", "warning", True,
-            "Contract mode: a parameter has another default than the contract writes, so that the same call means "
+            "A parameter has another default than the contract writes, so that the same call means "
             "different things on different backends.",
             "# the contract writes default: false\n"
             "class Npu:\n"
@@ -82,7 +90,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "HWB107", "parameter accepted but never read", "warning", False,
-            "Contract mode, only when selected: a definition takes a parameter of the contract and never looks at "
+            "A definition takes a parameter of the contract and never looks at "
             "it. The call succeeds and silently does something else.",
             "class Npu:\n"
             "    def update_mamba_state_after_mtp_verify(self, steps, req_pool_indices=None):\n"
@@ -106,8 +114,11 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "HWB109", "hook missing in a family member", "error", True,
-            "A module marks functions as hooks of the contract, or a class writes several of its hooks, and a hook "
-            "that the contract requires (optional: false) is left out.",
+            "In contract mode: a module marks functions as hooks of the contract, or a class writes several of its "
+            "hooks, and a hook that the contract requires (optional: false) is left out. In drift mode: a class is the "
+            "only one of its family without a method that is called on the family, and the base does not declare it, "
+            "or only as abstract or with NotImplementedError. That has medium confidence for a class that is written "
+            "for one kind of hardware and for an abstract method, where nothing else is lacking; else low.",
             "@hookimpl\ndef probe(device=None): ...\n@hookimpl\ndef conv_decode(x): ...\n"
             "# HWB109: conv_extend, which the contract requires, is not defined",
             "@hookimpl\ndef conv_extend(x): ...",
@@ -124,11 +135,17 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+DECLARATIONS = (
+    "A body that only documents, passes (`...`, `pass`) or raises `NotImplementedError` is a declaration: it may\n"
+    "accept a call, but it is no finding. In the examples `...` stands for a body that does something."
+)
+
+
 def explain(rule: Rule) -> str:
     """A rule as one section of Markdown."""
     state = "on by default" if rule.default else "off unless selected"
     return (
-        f"## {rule.id}: {rule.title}\n\n{rule.text}\n\nSeverity: {rule.severity}; {state}.\n\n"
+        f"## {rule.id}: {rule.title}\n\n{rule.text}\n\nSeverity: {rule.severity}; {state}; {rule.modes}.\n\n"
         f"Bad:\n\n```python\n{rule.bad}\n```\n\nGood:\n\n```python\n{rule.good}\n```\n"
     )
 

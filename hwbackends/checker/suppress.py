@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .findings import Finding, Place
 from .rules import RULES, expand
 
+_RENEW = "--update-baseline writes one; move this file away first"
 LEVELS = ("low", "medium", "high")
 
 
@@ -102,9 +103,15 @@ def read_baseline(path: str) -> Counter[str]:
         return Counter()
     try:
         raw: Any = json.loads(file.read_text(encoding="utf-8"))
-        return Counter(json.dumps(item) for item in raw["findings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BaselineError(f"{path} is not a baseline: {error}") from error
+    except OSError as error:
+        raise BaselineError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(f"{path} is not a baseline: it is no JSON ({error}). {_RENEW}") from error
+    listed = raw.get("findings") if isinstance(raw, dict) else None
+    if not isinstance(listed, list):
+        got = f"an object without it: {sorted(raw)[:5]}" if isinstance(raw, dict) else f"a {type(raw).__name__}"
+        raise BaselineError(f"{path} is not a baseline: wants an object with a list 'findings', got {got}. {_RENEW}")
+    return Counter(json.dumps(item) for item in listed)
 
 
 def write_baseline(path: str, findings: list[Finding]) -> None:

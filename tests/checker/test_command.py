@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hwbackends.checker.command import check
-from hwbackends.checker.rules import RULES
+from hwbackends.checker.rules import DECLARATIONS, RULES
 from tests.checker.trees import line_of, write
 
 FAULTY = """
@@ -130,9 +130,47 @@ def test_a_baseline_hides_what_it_lists_even_when_lines_move(tree: Path) -> None
     assert run("src", "--drift", "--baseline", "base.json").exit_code == 1
 
 
-def test_a_damaged_baseline_cannot_run(tree: Path) -> None:
-    Path("base.json").write_text("[]")
-    assert run("src", "--drift", "--baseline", "base.json").exit_code == 2
+NO_BASELINES = {
+    "a list": ("[]", "wants an object with a list 'findings', got a list"),
+    "an object of something else": ('{"version": 1}', "got an object without it: ['version']"),
+    "an object whose findings are no list": ('{"findings": "all"}', "wants an object with a list 'findings'"),
+    "a text": ('"findings"', "got a str"),
+    "no JSON": ("findings:\n- all\n", "it is no JSON"),
+    "an empty file": ("", "it is no JSON"),
+    "bytes": (b"\xff\xfe\x00", "it is no JSON"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), NO_BASELINES.values(), ids=NO_BASELINES.keys())
+def test_a_file_that_is_no_baseline_cannot_run_and_says_why(tree: Path, content: str | bytes, said: str) -> None:
+    Path("base.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for more in ((), ("--update-baseline",)):
+        result = run("src", "--drift", "--baseline", "base.json", *more)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("hwbackends check: base.json is not a baseline: ")
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_baseline_that_is_a_folder_cannot_run(tree: Path) -> None:
+    result = run("src", "--drift", "--baseline", "src")
+    assert result.exit_code == 2
+    assert "src cannot be read: Is a directory" in result.stderr
+
+
+def test_one_of_a_kind_is_counted_in_the_singular(tree: Path) -> None:
+    assert "1 finding in 1 file\n" in run("src", "--drift").stdout
+    written = run("src", "--drift", "--baseline", "base.json", "--update-baseline")
+    assert written.stderr == "1 finding written to base.json\n"
+    (tree / "more.py").write_text("x = 1\n")
+    assert "1 finding in 2 files" in run("src", "--drift").stdout
+
+
+def test_an_unreadable_file_is_named_with_its_place_once(tree: Path) -> None:
+    (tree / "broken.py").write_text("x = 1\ndef broken(:\n")
+    (line,) = [line for line in run("src", "--drift").stdout.splitlines() if "HWB201" in line]
+    assert line.startswith("src/broken.py:2: HWB201 broken.py: syntax error: ")
+    assert line.count("src/broken.py") == 1
 
 
 def test_select_ignore_and_confidence_filter(tree: Path) -> None:
@@ -159,6 +197,8 @@ def test_every_rule_explains_itself_with_both_examples(rule: str) -> None:
     assert result.exit_code == 0
     assert RULES[rule].bad in result.stdout
     assert RULES[rule].good in result.stdout
+    assert RULES[rule].modes in result.stdout
+    assert (DECLARATIONS in result.stdout) == (rule != "HWB201")
 
 
 def test_the_documentation_is_printed_from_the_rules() -> None:
