@@ -729,3 +729,42 @@ def test_a_test_that_patches_something_is_of_low_confidence(tmp_path: Path) -> N
     write(tmp_path, {"module.py": source})
     assert not shown(tmp_path)
     assert {f.confidence for f in shown(tmp_path, selection=Selection(confidence="low"))} == {"low"}
+
+
+def test_a_definition_that_rejects_many_calls_is_shown_at_one_of_them(tmp_path: Path) -> None:
+    calls = "".join(f"def go{n}(x: A):\n    x.run(1, b=2)\n" for n in range(7))
+    write(tmp_path, {"module.py": f"class A:\n    def run(self, a): return a\n{calls}", "test_module.py": ""})
+    (found,) = shown(tmp_path)
+    assert found.call is not None
+    assert found.call.line == 4
+
+
+def test_forwarders_in_a_circle_end(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "circle.py": """
+                def one(*args, **kwargs): return two(*args, **kwargs)
+                def two(*args, **kwargs): return one(*args, **kwargs)
+                one(1, b=2)
+            """
+        },
+    )
+    assert not shown(tmp_path)
+
+
+def test_a_forwarder_that_sets_a_keyword_itself_may_pass_anything(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "forward.py": """
+                def take(a, b): return a, b
+                def give(*args, **kwargs):
+                    kwargs.setdefault("b", 1)
+                    return take(*args, **kwargs)
+                give(1)
+                give(1, c=2)
+            """
+        },
+    )
+    assert not shown(tmp_path)

@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import pytest
 
+from hwbackends.checker.suppress import Selection
 from tests.checker.trees import shown, write
 
 # Npu and Cpu lack `b`, Gpu has it.
@@ -263,3 +264,59 @@ def test_a_condition_keeps_classes_away(tmp_path: Path, source: str, wanted: lis
     found = shown(tmp_path)
     assert {f.rule for f in found} <= {"HWB101", "HWB105"}
     assert sorted(f.definition.name.partition(".")[0] for f in found if f.definition) == wanted
+
+
+# The Npu of this family lacks `b` and says so.
+FLAGGED = """
+import inspect
+class Base:
+    takes_b = True
+    set_later = True
+    def takes(self): return True
+    def commit(self, a, b=1): return a, b
+class Npu(Base):
+    takes_b = False
+    def __init__(self, later): self.set_later = later
+    def takes(self): return False
+    def commit(self, a): return a
+class Gpu(Base):
+    has_b = True
+    def commit(self, a, b=2): return a, b
+"""
+
+# name -> (what stands before `x.commit(1, b=2)`, whether the call is reported of Npu)
+FLAGS = {
+    "a flag of the class": ("if x.takes_b:", False),
+    "a flag that is off": ("if not x.takes_b:", True),
+    "a method that returns a constant": ("if x.takes():", False),
+    "a flag under a name": ("known = x.takes_b\n    if known:", False),
+    "a flag read with a default": ("if getattr(x, 'takes_b', False):", False),
+    "a flag that only some have, read with a default": ("if getattr(x, 'has_b', False):", False),
+    "a flag that only some have, on by default": ("if getattr(x, 'has_b', True):", True),
+    "a flag that instances set": ("if x.set_later:", True),
+    "a flag of another object": ("if y.takes_b:", True),
+    "an attribute that only some have": ("if hasattr(x, 'has_b'):", False),
+    "an attribute that instances have": ("if hasattr(x, 'set_later'):", True),
+    "an attribute of another object": ("if hasattr(y, 'has_b'):", True),
+    "a parameter of the method": ("if 'b' in inspect.signature(x.commit).parameters:", False),
+    "a parameter that is not there": ("if 'b' not in inspect.signature(x.commit).parameters:", True),
+    "a parameter of a signature under a name": (
+        "found = inspect.signature(x.commit)\n    if 'b' in found.parameters:",
+        False,
+    ),
+    "a parameter in a list under a name": (
+        "names = inspect.getfullargspec(x.commit).args\n    if 'b' in names:",
+        False,
+    ),
+    "a parameter in a set": ("if 'b' in set(inspect.signature(x.commit).parameters.keys()):", False),
+    "an answer under a name": ("fits = 'b' in inspect.signature(x.commit).parameters\n    if fits:", False),
+    "a keyword in some list of what is supported": ("if supports(x, 'b'):", False),
+    "a list that nobody knows": ("if 1 in names:", True),
+}
+
+
+@pytest.mark.parametrize(("test", "reported"), FLAGS.values(), ids=FLAGS.keys())
+def test_a_condition_asks_the_receiver_what_it_can_do(tmp_path: Path, test: str, reported: bool) -> None:
+    source = f"{FLAGGED}def go(x: Base, y, names):\n    {test}\n        x.commit(1, b=2)\n"
+    found = shown(write(tmp_path, {"module.py": source}), selection=Selection(confidence="low"))
+    assert [f.definition.name for f in found if f.definition] == (["Npu.commit"] if reported else [])
