@@ -106,10 +106,10 @@ class Absent:
         return scope.stub and (scope.raises or _abstract(scope))
 
     def _complete(self, owner: Ref) -> bool:
-        """Whether all that a class can have is in sight."""
+        """Whether a class is checked at all, and everything that it can have is in sight."""
         program = self.program
         hidden = program.unknown_base(owner) or program.members(owner, "__getattr__")
-        return not hidden and not program.files[owner[0]].is_test
+        return not hidden and owner[0] < program.checked and not program.files[owner[0]].is_test
 
     # -- one call -----------------------------------------------------------------------------------------------
 
