@@ -74,6 +74,18 @@ def test_the_demo_passes_and_says_what_it_served(model: str, layout: str) -> Non
     assert all(ms > 0 for ms in found["step_ms"].values())
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", ["inkling", "lfm2"])
+@pytest.mark.parametrize("layout", ["window", "ring"])
+@pytest.mark.parametrize("backend", ["cuda", "reference"])
+def test_on_a_gpu_every_decode_and_verify_step_is_a_replay(model: str, layout: str, backend: str) -> None:
+    result = demo("--json", "--backend", backend, "--device", "cuda", "--model", model, "--layout", layout)
+    found = json.loads(result.stdout)
+    assert (result.exit_code, failed(found)) == (0, set())
+    for mode in ("decode", "target_verify"):
+        assert found["graphs"][mode] == {"replayed": found["steps"][mode], "eager": 0}
+
+
 def test_without_drafts_nothing_is_verified() -> None:
     status, found = document("--draft", "0", "--model", "lfm2")
     assert status == 0
