@@ -11,7 +11,7 @@ from . import platforms, workers
 from .absent import Absent, settled
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
-from .elsewhere import Elsewhere
+from .elsewhere import Conditions, Elsewhere
 from .findings import Finding, Place, ordinal
 from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr, Signature
@@ -297,7 +297,11 @@ class Drift:
         if reach.untyped and self._hands_down(call, context, target):
             return True
         if reach.untyped:
-            return bool(accepting) and not any(self.related(target, v.target) for v in accepting)
+            unknown = set(verdict.mismatch.unknown)
+            kin = [v for v in accepting if self.related(target, v.target)]
+            return bool(accepting) and not any(
+                not unknown or unknown & set(_named(v.target.signature, v.target.skip)) for v in kin
+            )
         if not accepting and reach.opaque:
             return True
         if not accepting:
@@ -473,11 +477,37 @@ class Drift:
         if mismatch.rejects and (
             self.elsewhere.imported_under_others(candidate, file, conditions)
             or self.elsewhere.only_called_on_others(platform, context)
+            or self._handed_over_elsewhere(candidate, call, context, mismatch)
         ):
             return False
-        return not any(
+        conditions += self.elsewhere.implied(conditions, context) if mismatch.rejects else ()
+        return not self._any_rules_out(conditions, candidate, call, context, mismatch)
+
+    def _any_rules_out(
+        self, conditions: Conditions, candidate: Candidate, call: Call, context: Context, mismatch: Mismatch
+    ) -> bool:
+        return any(
             self.rules_out(test, holds, candidate, call, context, mismatch) for test, holds in conditions if test
         )
+
+    def _handed_over_elsewhere(self, candidate: Candidate, call: Call, context: Context, mismatch: Mismatch) -> bool:
+        """``capture = partial(x.graph)`` under ``if x.enabled``: whatever ``capture`` is called, ``x`` is enabled."""
+        if call.func[0] != "n" or candidate.owner is None:
+            return False
+        found = excluded = 0
+        for line, guard, value in self.program.scope((context.file, context.scope)).bindings.get(call.func[1], ()):
+            method = value[2][0] if value is not None and value[0] == "c" and value[2] else value
+            if method is None or method[0] != "a":
+                continue
+            at = context._replace(line=line, guard=guard)
+            if not any(v[0] == "B" and v[1] == candidate.ref for v in self.inference.evaluate(method, at)):
+                continue
+            found += 1
+            bound = call._replace(func=method)
+            excluded += self._any_rules_out(
+                self.inference.chain(context.file, guard), candidate, bound, context, mismatch
+            )
+        return 0 < found == excluded
 
     def _bound_under_other_conditions(
         self, candidate: Candidate, call: Call, context: Context, conditions: tuple[tuple[Expr | None, bool], ...]
@@ -523,6 +553,9 @@ class Drift:
             has = test[2][1] in (*candidate.signature.positional, *candidate.signature.kwonly)
             asked: bool = holds == (test[1] == "In")
             return has != asked
+        if (test[0] == "&" and holds) or (test[0] == "V" and not holds):
+            parts = tuple((part, holds) for part in test[1])
+            return self._any_rules_out(parts, candidate, call, context, mismatch)
         if holds and mismatch.rejects and _mentions(test, mismatch.unknown):
             return True
         known = self._flag(test, candidate, call)

@@ -58,6 +58,18 @@ class Elsewhere:
             platforms.can_meet(platform, self.inference.chain(file, guard)) for file, _, guard, _ in calls
         )
 
+    def implied(self, conditions: Conditions, context: Context) -> tuple[tuple[Expr | None, bool], ...]:
+        """What held where a name got its only value but None, for each name that is tested not to be None."""
+        bindings = self.program.scope((context.file, context.scope)).bindings
+        found: list[tuple[Expr | None, bool]] = []
+        for test, holds in conditions:
+            if test is None or test[:2] != ("=", "IsNot") or test[2][0] != "n" or test[3] != ("k", None) or not holds:
+                continue
+            given = [guard for _, guard, value in bindings.get(test[2][1], ()) if value != ("k", None)]
+            if len(given) == 1:
+                found += self.inference.chain(context.file, given[0])
+        return tuple(found)
+
     def _may_mean(self, place: tuple[int, int, int, bool], owner: Ref) -> bool:
         """Whether a call by this name can be one of the owner's method: ``self.m()`` of another family cannot."""
         file, scope, _, on_self = place

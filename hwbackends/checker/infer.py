@@ -98,6 +98,7 @@ class Inference:
         self._chains: dict[tuple[int, int], tuple[tuple[Expr | None, bool], ...]] = {}
         self._active: set[Any] = set()
         self._module_memo: dict[tuple[int, str], Values] = {}
+        self._outside_memo: dict[str, set[Ref]] = {}
         self._depth = 0
         self.tests = TypeTests(self)
 
@@ -582,15 +583,38 @@ class Inference:
         """What methods assign to ``self.name``; the nearest class that assigns something known shadows its bases."""
         found: set[Value] = set()
         for owner in classes:
+            declared: set[Value] = set()
+            given: set[Value] = set()
             for scope, guard, expr in self.program.scope(owner).attributes.get(name, ()):
                 line = self.program.files[owner[0]].facts.scopes[scope].line
                 context = Context(owner[0], scope, line + 100_000, guard, value[1], value[2])
-                found |= self.evaluate(expr, context)
-                if len(found) > _LIMIT:
+                (declared if expr is not None and expr[0] == "T" else given).update(self.evaluate(expr, context))
+                if len(declared) + len(given) > _LIMIT:
                     return {UNKNOWN}
+            found |= given if self._constructed_here(name, declared, given) else declared | given
             if any(v[0] in "ICFBPE" for v in found):
                 return found
         return found
+
+    def _constructed_here(self, name: str, declared: set[Value], given: set[Value]) -> bool:
+        """Whether an attribute of a declared type holds only what its class constructs; nobody else assigns it."""
+        kinds = {v[1] for v in declared if v[0] == "I"}
+        if not kinds or not given or not all(v[0] == "I" and v[2] for v in given):
+            return False
+        own = all(kinds & set(self.program.mro(v[1])) for v in given)
+        return own and not any(kinds & set(self.program.mro(kind)) for kind in self._assigned_outside(name))
+
+    def _assigned_outside(self, name: str) -> set[Ref]:
+        """The classes of what any file assigns to this attribute of some other object."""
+        if name not in self._outside_memo:
+            found: set[Value] = set()
+            for index, file in enumerate(self.program.files):
+                for scope, guard, _, attribute, value, *_ in file.facts.patches:
+                    if attribute == name:
+                        line = file.facts.scopes[scope].line + 100_000
+                        found |= self.evaluate(value, self.context((index, scope), line, guard))
+            self._outside_memo[name] = {v[1] for v in found if v[0] == "I"}
+        return self._outside_memo[name]
 
     def held(self, owner: Ref, name: str) -> Values:
         """Everything that methods of a class and of its bases assign to ``self.name``, ``None`` aside."""

@@ -243,3 +243,87 @@ def test_a_function_put_in_place_of_a_method_must_take_all_calls_however_many(tm
     found = shown(write(tmp_path, {"loader.py": loader, "clip.py": patch}))
     assert brief(found) == {("HWB103", "patch_loader.prepare", ("patterns (4th positional)",))}
     assert len(found) == 1
+
+
+ADAPTERS = """
+    from functools import partial
+    class Real:
+        @property
+        def enabled(self): return True
+        def graph(self, **kwargs): return kwargs
+    class Noop(Real):
+        @property
+        def enabled(self): return False
+        def graph(self, **kwargs): return kwargs
+    class Runner:
+        def __init__(self, adapter: Real):
+            self.adapter = adapter
+        def capture(self, graph):
+            if self.adapter is not None and self.adapter.enabled:
+                context = partial(self.adapter.graph, tag="graph")
+            else:
+                context = graph.capture
+            return context(graph, pool=1)
+"""
+
+
+def test_what_is_bound_under_a_flag_is_called_where_the_flag_holds(tmp_path: Path) -> None:
+    found = shown(write(tmp_path, {"runner.py": ADAPTERS}))
+    assert brief(found) == {("HWB103", "Real.graph", ("graph (1st positional)",))}
+
+
+def test_a_value_that_only_one_class_gives_keeps_the_others_from_the_call_that_needs_it(tmp_path: Path) -> None:
+    source = """
+        class Sender:
+            def send(self, pages, event=None): return pages, event
+        class Mooncake(Sender):
+            waits_for_events = True
+        class Fake(Sender):
+            def send(self, pages): return pages
+        def transfer(sender: Sender, pages):
+            event = None
+            if getattr(sender, "waits_for_events", False):
+                event = make_event()
+            if event is not None:
+                sender.send(pages, event=event)
+    """
+    assert not shown(write(tmp_path / "guarded", {"sender.py": source}))
+    found = shown(
+        write(tmp_path / "open", {"sender.py": source.replace('getattr(sender, "waits_for_events", False)', "pages")})
+    )
+    assert brief(found) == {("HWB101", "Fake.send", ("event",))}
+
+
+def test_an_attribute_holds_what_its_class_constructs_whatever_type_it_declares(tmp_path: Path) -> None:
+    files = {
+        "runners.py": RUNNERS,
+        "vision.py": """
+            from typing import Optional
+            from runners import Runner
+            class Vision:
+                def __init__(self):
+                    self.runner: Optional[Runner] = None
+                    self.runner = Runner()
+                def forward(self, x):
+                    return self.runner.replay(x=x, windows=3)
+        """,
+    }
+    assert not shown(write(tmp_path / "own", files))
+    files["npu.py"] = "from runners import NpuRunner\ndef adapt(vision):\n    vision.runner = NpuRunner()\n"
+    assert brief(shown(write(tmp_path / "adapted", files))) == {("HWB101", "NpuRunner.replay", ("windows",))}
+
+
+def test_kin_that_takes_anything_does_not_make_an_untyped_receiver_of_the_family(tmp_path: Path) -> None:
+    source = """
+        class Strategy:
+            def run_attention(self, q, k, v): ...
+        class Interleave(Strategy):
+            def run_attention(self, q, k, v, **kwargs): return q, k, v, kwargs
+        class Zigzag(Strategy):
+            def run_attention(self, q, k, v): return q, k, v
+        class Plan:
+            def run_attention(self, q, k, v, scale): return q, k, v, scale
+        def attend(plan, q, k, v):
+            return plan.run_attention(q, k, v, scale=2)
+    """
+    assert not shown(write(tmp_path, {"plan.py": source}))
