@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,9 +35,13 @@ def bench(sglang: Path | None, vllm: Path | None, out: Path, quick: bool, only: 
         from hwbackends.bench.peers.sglang import Sglang
 
         peer = Sglang(sglang)
-    results = Session(peer, quick, only, _others(vllm)).run()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+    def save(results: dict[str, Any]) -> None:
+        (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+    results = Session(peer, quick, only, _others(vllm), save).run()
+    save(results)
     (out / "tables.md").write_text(report.document(results))
     try:
         report.plot(results, out / "plot.png")

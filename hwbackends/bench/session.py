@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -59,23 +60,33 @@ class Session:
         quick: small sizes alone.
         only: measure cases whose name holds one of these words.
         others: further peers, measured in decode and extend.
+        save: gets the results so far after each case, so that a run that is stopped keeps what it measured.
     """
 
-    def __init__(self, peer: Peer = None, quick: bool = False, only: tuple[str, ...] = (), others: Others = ()) -> None:
+    def __init__(
+        self,
+        peer: Peer = None,
+        quick: bool = False,
+        only: tuple[str, ...] = (),
+        others: Others = (),
+        save: Callable[[dict[str, Any]], object] = lambda results: None,
+    ) -> None:
+        self.save = save
         self.hooks = load("cuda", "cuda")
         self.peer, self.quick, self.only, self.others = peer, quick, only, others
         self.floor = floor.measure()
         self.rows: list[dict[str, Any]] = []
+        self.step_rows: list[dict[str, Any]] = []
         self.extra: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
         """Measure everything that was asked for."""
+        if self._wanted("step"):
+            self._guarded("steps", self._steps)
         for name, make in cases(self.hooks, self.peer, self.quick, self.others):
             if self._wanted(name):
                 self._guarded(name, lambda make=make: self._measure(make()))  # type: ignore[misc]
-        if self._wanted("step"):
-            self._guarded("steps", self._steps)
         return self.results()
 
     def _wanted(self, name: str) -> bool:
@@ -87,6 +98,7 @@ class Session:
         except Exception:
             self.failures[name] = traceback.format_exc()
             print(f"FAILED {name}: {sys.exc_info()[1]}", file=sys.stderr, flush=True)
+        self.save(self.results())
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -117,6 +129,7 @@ class Session:
             for verify in (False, True):
                 found = steps.step_times(self.hooks, self.peer, weights, batch, verify)
                 self._step_rows("verify step" if verify else "decode step", batch, found)
+            self.save(self.results())
             self.extra[f"decode step, metadata in and out of graph, B = {batch}"] = steps.out_of_graph(
                 self.hooks, self.peer, weights, batch
             )
@@ -127,20 +140,20 @@ class Session:
         for label, ours in (("", "ours"), (", fused", "ours, fused")):
             if ours in found:
                 row = {"work": name + label, "size": batch, "floor_us": found["products alone"]}
-                self.rows.append(row | {"contenders": {"ours": {"us": found[ours]}, **theirs}})
+                self.step_rows.append(row | {"contenders": {"ours": {"us": found[ours]}, **theirs}})
         self.extra[f"{name}, B = {batch}"] = found
 
     def results(self) -> dict[str, Any]:
         """Everything measured, with device, versions and commit."""
         return {
             "device": torch.cuda.get_device_name(),
-            "driver": _told(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
+            "driver": _told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "commit": os.environ.get("HWBACKENDS_COMMIT") or _told(["git", "rev-parse", "--short", "HEAD"]),
+            "commit": os.environ.get("HWBACKENDS_COMMIT") or _told("git", "rev-parse", "--short", "HEAD"),
             "peers": self._peers(),
             "floor": asdict(self.floor),
-            "rows": self.rows,
+            "rows": self.rows + self.step_rows,
             "extra": self.extra,
             "failures": self.failures,
         }
@@ -151,7 +164,8 @@ class Session:
         return ({"sglang": {"version": self.peer.version, "note": ""}} if self.peer else {}) | found
 
 
-def _told(command: list[str]) -> str:
+@functools.cache
+def _told(*command: str) -> str:
     """First line that a program prints; empty where it is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
