@@ -794,12 +794,17 @@ class Extractor:
 
 def _describe_subscript(ex: Extractor, node: ast.Subscript, depth: int) -> Expr | None:
     base = ex.expr(node.value, depth)
+    if isinstance(node.slice, ast.Tuple) and _callee_name(node.value) == "Union":
+        return ex.annotation(node)  # an alias of a type
     index = ex.expr(node.slice, depth) if isinstance(node.slice, (ast.Constant, ast.Name, ast.Attribute)) else None
     return ("i", base, index) if base is not None else None
 
 
 def _describe_ifexp(ex: Extractor, node: ast.IfExp, depth: int) -> Expr | None:
-    return ("|", ex.expr(node.body, depth), ex.expr(node.orelse, depth))
+    test, body, orelse = node.test, node.body, node.orelse
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, body, orelse = test.operand, orelse, body
+    return ("|", ex.expr(body, depth), ex.expr(orelse, depth), ex.condition(test, depth))
 
 
 def _describe_boolop(ex: Extractor, node: ast.BoolOp, depth: int) -> Expr | None:

@@ -227,7 +227,7 @@ class Inference:
             if name in scope.bindings and (scope.kind != "c" or number == context.scope):
                 bindings = self._reaching(scope.bindings[name], context.file, line, guard)
                 receiver = self._receiver(name, bindings, context, number)
-                values = receiver or self._bound(bindings, context, number)
+                values = receiver or self._bound(bindings, context, number, guard)
                 if number == 0:
                     values |= self._patched_module(context.file, name)
                 return self.tests.narrowed(("n", name), values, context)
@@ -277,14 +277,23 @@ class Inference:
                 break
         return found
 
-    def _bound(self, bindings: Iterable[Binding], context: Context, number: int) -> Values:
+    def _bound(self, bindings: Iterable[Binding], context: Context, number: int, used_under: int) -> Values:
         found: set[Value] = set()
         for line, guard, value in bindings:
+            if value is not None and value[0] == "|" and len(value) == 4:
+                value = self._branch(value, context.file, used_under)
             at = Context(context.file, number, line, guard, context.owner, context.exact)
             found |= self.evaluate(value, at)
             if len(found) > _LIMIT:
                 break
         return frozenset(found)
+
+    def _branch(self, either: Expr, file: int, guard: int) -> Expr | None:
+        """``A if flag else B`` is ``A`` for whoever uses it under ``if flag``."""
+        told = dict(self.chain(file, guard)).get(either[3]) if guard >= 0 and either[3] is not None else None
+        if told is None:
+            return either
+        return either[1] if told else either[2]  # type: ignore[no-any-return]
 
     # -- expressions --------------------------------------------------------------------------------------------
 
@@ -393,6 +402,8 @@ class Inference:
             return self._without_module(context.file, level, module, attribute)
         if attribute is None:
             return frozenset({("M", file)})
+        if file == context.file and (sub := self.program.submodule(file, attribute)) is not None:
+            return frozenset({("M", sub)})  # ``from . import ops`` in ``__init__.py``
         return self.module_attribute(file, attribute)
 
     def _without_module(self, file: int, level: int, module: str, attribute: str | None) -> Values:

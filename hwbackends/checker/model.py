@@ -9,7 +9,7 @@ An expression is kept as a small nested tuple whose first item says what it is:
 ``("s", text)``             a string
 ``("k", value)``            another constant
 ``("i", expr, index)``      a subscript
-``("|", left, right)``      one of two values (conditional expressions, ``or``, union types)
+``("|", left, right)``      one of two values (``or``, union types); a conditional expression adds its condition
 ``("t", items)``            a tuple, list or set display
 ``("d", values)``           the values of a dict display
 ``("e", expr)``             an element of an iterable

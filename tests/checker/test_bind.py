@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.checker.trees import shown
 
 NAMES = ("a", "b", "c", "d", "e")
+KINDS = ("plain", "method", "static", "class", "init", "inherited", "overridden", "forwarded")
 
 
 @st.composite
@@ -49,10 +50,28 @@ def argument_lists(draw: st.DrawFn) -> str:
     return ", ".join((*positional, *(f"{name}=0" for name in keywords)))
 
 
+# What stands behind the family, and the callee: other ways to the method of a Leaf.
+WAYS = {
+    "replaced": ("def new({other}): return None\nLeaf.m = new\n", "Leaf().m"),
+    "replaced by a static method": ("def new({static}): return None\nLeaf.m = staticmethod(new)\n", "Leaf().m"),
+    "made in __new__": ("class Made:\n    def __new__(cls): return object.__new__(Leaf)\n", "Made().m"),
+    "entered": (
+        "class Entered(Leaf):\n    def __enter__(self): return self\n    def __exit__(self, *exc): return None\n"
+        "with Entered() as leaf:\n    pass\n",
+        "leaf.m",
+    ),
+    "yielded": (
+        "import contextlib\n@contextlib.contextmanager\ndef session():\n    yield Leaf()\n"
+        "with session() as leaf:\n    pass\n",
+        "leaf.m",
+    ),
+}
+
+
 @st.composite
 def families(draw: st.DrawFn) -> tuple[str, str]:
     """A module with a family of classes, and the callee of a call with a receiver that is known exactly."""
-    kind = draw(st.sampled_from(["plain", "method", "static", "class", "init", "inherited", "overridden", "forwarded"]))
+    kind = draw(st.sampled_from([*KINDS, *WAYS]))
     parameters = draw(parameter_lists())
     slash = "/" in parameters.split(", ")
     bound = f"self, {parameters}" if parameters else "self"
@@ -69,6 +88,9 @@ def families(draw: st.DrawFn) -> tuple[str, str]:
         body = "(self, *args, **kwargs): return super().m(*args, **kwargs)"
     middle = f"class Middle(Base):\n    def {'m' if kind in ('overridden', 'forwarded') else 'other'}{body}\n"
     leaf = "class Leaf(Middle):\n    pass\n"
+    if kind in WAYS:
+        behind, callee = WAYS[kind]
+        return base + middle + leaf + behind.format(other=f"self, {other}" if other else "self", static=other), callee
     callee = {
         "init": "Leaf",
         "inherited": "Leaf().m",
@@ -114,23 +136,29 @@ def _binds(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     return True
 
 
-def checker_accepts(source: str, callee: str, arguments: str) -> bool:
-    """Whether the checker is silent about the same call, written into a module."""
+def checker_accepts(source: str, callee: str, arguments: str, in_dict: bool) -> bool:
+    """Whether the checker is silent about the same call, written into a module; keywords may come from a dict."""
+    call = f"{callee}({arguments})"
+    if in_dict:
+        parts = arguments.split(", ") if arguments else []
+        given = ", ".join([*(part for part in parts if "=" not in part), "**kw"])
+        keys = "".join(f"    kw['{part.partition('=')[0]}'] = 0\n" for part in parts if "=" in part)
+        call = f"def go():\n    kw = {{}}\n{keys}    {callee}({given})"
     with TemporaryDirectory() as folder:
-        Path(folder, "sample.py").write_text(f"{source}\n{callee}({arguments})\n")
+        Path(folder, "sample.py").write_text(f"{source}\n{call}\n")
         return not shown(Path(folder))
 
 
-@given(families(), argument_lists())
-def test_the_checker_agrees_with_the_call_itself(family: tuple[str, str], arguments: str) -> None:
-    assert checker_accepts(*family, arguments) == python_accepts(*family, arguments), (family, arguments)
+@given(families(), argument_lists(), st.booleans())
+def test_the_checker_agrees_with_the_call_itself(family: tuple[str, str], arguments: str, in_dict: bool) -> None:
+    assert checker_accepts(*family, arguments, in_dict) == python_accepts(*family, arguments), (family, arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=20_000, derandomize=False)
-@given(families(), argument_lists())
+@given(families(), argument_lists(), st.booleans())
 def test_the_checker_agrees_with_the_call_itself_in_twenty_thousand_examples(
-    family: tuple[str, str], arguments: str
+    family: tuple[str, str], arguments: str, in_dict: bool
 ) -> None:
-    assert checker_accepts(*family, arguments) == python_accepts(*family, arguments), (family, arguments)
+    assert checker_accepts(*family, arguments, in_dict) == python_accepts(*family, arguments), (family, arguments)

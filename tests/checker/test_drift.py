@@ -768,3 +768,43 @@ def test_a_forwarder_that_sets_a_keyword_itself_may_pass_anything(tmp_path: Path
         },
     )
     assert not shown(tmp_path)
+
+
+def test_a_function_put_into_a_module_from_elsewhere_is_called_too(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "ops.py": "def norm(x, eps): return x, eps\n",
+            "patch.py": "import ops\ndef npu_norm(x): return x\nif is_npu():\n    ops.norm = npu_norm\n",
+            "use.py": "import ops\ndef go():\n    ops.norm(1, eps=2)\n",
+        },
+    )
+    assert brief(shown(tmp_path)) == {("HWB101", "npu_norm", ("eps",))}
+
+
+def test_modules_of_packages_without_init_files_are_reached_by_their_whole_name(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "space/deep/ops.py": "def norm(x): return x\n",
+            "use.py": "import space.deep.ops\ndef go():\n    space.deep.ops.norm(1, eps=2)\n",
+            "from_use.py": "from space.deep import ops\ndef go():\n    ops.norm(1, bias=2)\n",
+        },
+    )
+    assert brief(shown(tmp_path)) == {("HWB105", "norm", ("eps",)), ("HWB105", "norm", ("bias",))}
+
+
+def test_relative_imports_climb_the_packages(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "pkg/__init__.py": "",
+            "pkg/ops/__init__.py": "from . import norms\nfrom .norms import norm\n",
+            "pkg/ops/norms.py": "def norm(x): return x\n",
+            "pkg/model/layer.py": (
+                "from .. import ops\nfrom ..ops import norms\ndef go():\n"
+                "    ops.norm(1, a=2)\n    norms.norm(1, b=2)\n    ops.norms.norm(1, c=2)\n"
+            ),
+        },
+    )
+    assert {f.missing for f in shown(tmp_path)} == {("a",), ("b",), ("c",)}

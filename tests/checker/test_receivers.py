@@ -343,6 +343,119 @@ TREES = {
         """,
         [("HWB101", 7, "b"), ("HWB105", 9, "c")],
     ),
+    "a conditional expression and the same condition later": (
+        """
+        class A:
+            def run(self, a): return a
+        class B:
+            def run(self, a, b=1): return a, b
+        def go(old, flag):
+            kind = A if not flag else B
+            one = A() if old else B()
+            if flag:
+                kind().run(1, b=2)
+            else:
+                kind().run(1, b=3)
+            if not old:
+                one.run(1, b=4)
+            elif flag:
+                one.run(1, b=5)
+        """,
+        [("HWB105", 11, "b"), ("HWB105", 15, "b")],
+    ),
+    "aliases of types": (
+        """
+        from typing import Optional, Self, TypeVar, Union
+        class A:
+            def run(self, a): return a
+            def me(self) -> Self: return make()
+        class B:
+            def run(self, a): return a
+        Either = Union[A, B]
+        Newer = A | None
+        T = TypeVar("T", bound=A)
+        def go(x: Either, y: Newer, z: T, u: "Optional[A]"):
+            x.run(1, b=1)
+            y.run(1, c=1)
+            z.run(1, d=1)
+            u.run(1, e=1)
+            A().me().run(1, f=1)
+        """,
+        [
+            ("HWB105", 11, "b"),
+            ("HWB105", 11, "b"),
+            ("HWB105", 12, "c"),
+            ("HWB105", 14, "e"),
+            ("HWB105", 15, "f"),
+        ],
+    ),
+    "annotations around a type": (
+        """
+        from typing import Annotated, Any, Awaitable, Callable, ClassVar, Coroutine, Literal, Mapping, Type
+        class A:
+            def run(self, a): return a
+        class H:
+            shared: ClassVar[A]
+            def go(self, kind: Type[A], table: Mapping[str, A], pair: tuple[int, A], late: Annotated[A, "x"]):
+                kind().run(1, b=1)
+                table["x"].run(1, c=1)
+                pair[1].run(1, d=1)
+                late.run(1, e=1)
+                self.shared.run(1, f=1)
+            def no(self, word: Literal["x"], anything: Any, f: Callable[[], A], o: object, w: Awaitable):
+                word.run(1, g=1), anything.run(1, h=1), f().run(1, i=1), o.run(1, j=1), w.run(1, k=1)
+        async def later() -> Coroutine[Any, Any, A]: ...
+        async def wait():
+            (await later()).run(1, l=1)
+        """,
+        [
+            ("HWB105", 7, "b"),
+            ("HWB105", 8, "c"),
+            ("HWB105", 9, "d"),
+            ("HWB105", 10, "e"),
+            ("HWB105", 11, "f"),
+            ("HWB105", 16, "l"),
+        ],
+    ),
+    "items of what is indexed and iterated": (
+        """
+        class A:
+            def run(self, a): return a
+        class Many:
+            def __getitem__(self, index) -> A: return make(index)
+        def go(flags, pairs: "list[tuple[int, A]]"):
+            Many()["x"].run(1, b=1)
+            next(iter([A()])).run(1, c=1)
+            for index, one in enumerate([A()]):
+                one.run(1, d=1)
+            for flag, two in zip(flags, [A()]):
+                two.run(1, e=1)
+            for number, three in pairs:
+                three.run(1, f=1)
+            first, *rest = [A(), A()]
+            four = (1, A())[1]
+            four.run(1, g=1)
+        """,
+        [
+            ("HWB105", 6, "b"),
+            ("HWB105", 7, "c"),
+            ("HWB105", 9, "d"),
+            ("HWB105", 11, "e"),
+            ("HWB105", 13, "f"),
+            ("HWB105", 16, "g"),
+        ],
+    ),
+    "the class of an instance": (
+        """
+        class A:
+            @classmethod
+            def make(cls, a): return a
+            def go(self):
+                self.__class__.make(1, b=1)
+                type(self).make(1, c=1)
+        """,
+        [("HWB105", 5, "b"), ("HWB105", 6, "c")],
+    ),
     "optional attributes behind a test": (
         """
         from typing import Optional
