@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,7 +88,7 @@ class CpuGraph:
             raise GraphError("CpuGraph.capture: this graph holds a capture already; make one graph per capture")
         recorder = _Recorder()
         try:
-            with recorder:
+            with recorder, _no_collection():
                 yield self
             self._calls, self._owned = recorder.calls, recorder.owned
         finally:
@@ -104,6 +105,18 @@ class CpuGraph:
         with torch.inference_mode():  # results of a capture in inference mode may be written in no other
             for call in self._calls:
                 call.run()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's cycle collector rests: it would walk the thousands of recorded calls again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Recorder(TorchDispatchMode):
