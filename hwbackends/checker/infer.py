@@ -386,7 +386,7 @@ class Inference:
         found: set[Value] = set()
         for value in base:
             if value[0] == "C":  # a generic class with its arguments, or an enum member
-                found.add(value)
+                found.add(("I", value[1], True) if self.program.is_enum(value[1]) else value)
             elif value[0] in "EZ":
                 found |= elements(frozenset({value}))
             elif value[0] == "I":

@@ -188,6 +188,9 @@ class Program:
         """Whether instances may be called through ``forward``: a torch module, or a base that cannot be seen."""
         return any(self.external.get(item, frozenset()) - {"object", "ABC", "Generic"} for item in self.mro(ref))
 
+    def is_enum(self, ref: Ref) -> bool:
+        return any(name.endswith(("Enum", "Flag")) for item in self.mro(ref) for name in self.external.get(item, ()))
+
     def own_members(self, ref: Ref, name: str) -> list[Member]:
         """Every binding of ``name`` in the class body that can be in force, patches from outside included."""
         found = self.written_members(ref, name)

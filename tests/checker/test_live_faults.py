@@ -327,3 +327,17 @@ def test_kin_that_takes_anything_does_not_make_an_untyped_receiver_of_the_family
             return plan.run_attention(q, k, v, scale=2)
     """
     assert not shown(write(tmp_path, {"plan.py": source}))
+
+
+def test_a_member_of_an_enumeration_is_an_instance_of_it(tmp_path: Path) -> None:
+    source = """
+        from enum import Enum
+        class Backend(Enum):
+            FLASH = "flash"
+            def path(self, checked): return self.value, checked
+        def select(name):
+            return Backend[name].path(True)
+        def select_later(name):
+            return Backend[name].path()
+    """
+    assert brief(shown(write(tmp_path, {"registry.py": source}))) == {("HWB106", "Backend.path", ("checked",))}
