@@ -47,13 +47,17 @@ class Absent:
     def of_call(self, file: int, call: Call, context: Context) -> dict[tuple[Ref, str], Finding]:
         """The class that a call can meet and that has nothing to run, by class and method name."""
         found: dict[tuple[Ref, str], Finding] = {}
-        if call.func[0] != "a" or call.func[1] == ("?",) or self.program.files[file].is_test or self._tried(call, file):
+        if call.func[0] != "a" or call.func[1] == ("?",):
             return found
         name = call.func[2]
         for value in self.inference.evaluate(call.func[1], context):
             if value[0] == "I" and not value[2]:
                 lack = self.lack(value[1], name)
-                if lack is not None and self._meets(lack.owner, value[1], file, call, context):
+                if (
+                    lack is not None
+                    and not self._expected(call, file)
+                    and self._meets(lack.owner, value[1], file, call, context)
+                ):
                     found[(lack.owner, name)] = self._finding(lack, name, file, call)
         return found
 
@@ -122,9 +126,9 @@ class Absent:
             return False
         return self.reachable(Candidate(owner, _NOTHING, 0, owner, False), file, call, context, Mismatch())
 
-    def _tried(self, call: Call, file: int) -> bool:
-        """Whether the call stands in a ``try``: what is missing may be expected there."""
-        return any(
+    def _expected(self, call: Call, file: int) -> bool:
+        """Whether the call stands in a ``try``, or in a test: what is missing may be expected there."""
+        return self.program.files[file].is_test or any(
             test is not None and str(test[0]).startswith("try") and holds
             for test, holds in self.inference.chain(file, call.guard)
         )

@@ -223,11 +223,13 @@ class Extractor:
 
     def _spell_out(self, index: int, body: list[ast.stmt]) -> None:
         """``kw = {"a": 1}``, then ``f(**kw)``: the call passes ``a``."""
+        nodes: list[ast.AST] = []
         for number, node, name in self.handed_on.pop():
             bindings = self.scopes[index].bindings.get(name, ())
-            if not any(value is not None and value[0] in "dcT|" for _, _, value in bindings):
-                continue  # not written out here: not worth a look at the whole function
-            passed = None if name in self.globals[-1] else keywords.handed_on(body, name, node)
+            if name in self.globals[-1] or not any(_may_write_out(value) for _, _, value in bindings):
+                continue  # not worth a look at the whole function
+            nodes = nodes or [inner for statement in body for inner in ast.walk(statement)]
+            passed = keywords.handed_on(body, nodes, name, node)
             if passed is not None:
                 call = self.calls[number]
                 given = tuple(dict.fromkeys(call[5] + passed.keys))
@@ -855,6 +857,11 @@ _DESCRIBE: dict[type, Callable[[Extractor, Any, int], Expr | None]] = {
         else None
     ),
 }  # fmt: skip
+
+
+def _may_write_out(value: Expr | None) -> bool:
+    """Whether a binding can be a dict display or ``dict(...)``."""
+    return value is not None and (value[0] in "dT|" or value[:2] == ("c", ("n", "dict")))
 
 
 def _signature(arguments: ast.arguments) -> Signature:

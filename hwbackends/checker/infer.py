@@ -13,6 +13,7 @@ A value is a tuple whose first item says what it is:
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -99,6 +100,10 @@ class Inference:
         self._active: set[Any] = set()
         self._module_memo: dict[tuple[int, str], Values] = {}
         self._outside_memo: dict[str, set[Ref]] = {}
+        self._assignments: dict[str, list[tuple[int, Assignment]]] = defaultdict(list)  # x.name = ..., by name
+        for index, file in enumerate(program.files):
+            for assignment in file.facts.patches:
+                self._assignments[assignment[3]].append((index, assignment))
         self._depth = 0
         self.tests = TypeTests(self)
 
@@ -619,11 +624,9 @@ class Inference:
         """The classes of what any file assigns to this attribute of some other object."""
         if name not in self._outside_memo:
             found: set[Value] = set()
-            for index, file in enumerate(self.program.files):
-                for scope, guard, _, attribute, value, *_ in file.facts.patches:
-                    if attribute == name:
-                        line = file.facts.scopes[scope].line + 100_000
-                        found |= self.evaluate(value, self.context((index, scope), line, guard))
+            for index, (scope, guard, _, _, value, _) in self._assignments.get(name, ()):
+                line = self.program.files[index].facts.scopes[scope].line + 100_000
+                found |= self.evaluate(value, self.context((index, scope), line, guard))
             self._outside_memo[name] = {v[1] for v in found if v[0] == "I"}
         return self._outside_memo[name]
 

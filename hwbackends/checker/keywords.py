@@ -27,30 +27,38 @@ def written(node: ast.expr) -> tuple[str, ...] | None:
     return None
 
 
-def handed_on(body: _Block, name: str, call: ast.Call) -> Passed | None:
-    """What ``**name`` passes in a call of a function's body.
+def handed_on(body: _Block, nodes: list[ast.AST], name: str, call: ast.Call) -> Passed | None:
+    """What ``**name`` passes in a call of a function's body; ``nodes`` are all nodes of that body.
 
     None where the name is not bound once to a dict written out before the call, or where anything else than its
     constant keys is touched: whoever gets the dict can change it.
     """
-    found = _bound(body, name)
-    if found is None or not _only_keys(body, name):
+    found = _bound(body, nodes, name)
+    if found is None or not _only_keys(nodes, name):
         return None
     block, start = found
+    additions = [node for node in nodes if isinstance(node, ast.stmt) and _added(node, name)]
     keys = list(written(_value(block[start])) or ())
     complete = True
     for statement in block[start + 1 :]:
-        if any(node is call for node in ast.walk(statement)):
-            return Passed(tuple(dict.fromkeys(keys)), complete and not _added_anywhere(statement, name))
+        inside = any(_holds(statement, addition) for addition in additions)
+        if _holds(statement, call):
+            return Passed(tuple(dict.fromkeys(keys)), complete and not inside)
         added = _added(statement, name)
         keys += added
-        complete = complete and (bool(added) or not _added_anywhere(statement, name))
+        complete = complete and (bool(added) or not inside)
     return None
 
 
-def _bound(body: _Block, name: str) -> tuple[_Block, int] | None:
+def _holds(outer: ast.stmt, inner: ast.stmt | ast.expr) -> bool:
+    """Whether one node stands inside another, or is it."""
+    start, end = (outer.lineno, outer.col_offset), (outer.end_lineno or 0, outer.end_col_offset or 0)
+    return start <= (inner.lineno, inner.col_offset) and (inner.end_lineno or 0, inner.end_col_offset or 0) <= end
+
+
+def _bound(body: _Block, nodes: list[ast.AST], name: str) -> tuple[_Block, int] | None:
     """The block and the position in it of the only statement that binds a name, if that writes out a dict."""
-    stores = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name and _is_store(n)]
+    stores = [n for n in nodes if isinstance(n, ast.Name) and n.id == name and _is_store(n)]
     if len(stores) != 1:
         return None
     for block in _blocks(body):
@@ -87,10 +95,10 @@ def _value(statement: ast.stmt) -> ast.expr:
     return statement.value
 
 
-def _only_keys(body: _Block, name: str) -> bool:
+def _only_keys(nodes: list[ast.AST], name: str) -> bool:
     """Whether each use of a name reads, adds or hands on keys that are written out."""
-    uses = sum(isinstance(n, ast.Name) and n.id == name and not _is_store(n) for s in body for n in ast.walk(s))
-    return uses == sum(_is_plain_use(node, name) for s in body for node in ast.walk(s))
+    uses = sum(isinstance(n, ast.Name) and n.id == name and not _is_store(n) for n in nodes)
+    return uses == sum(_is_plain_use(node, name) for node in nodes)
 
 
 def _is_plain_use(node: ast.AST, name: str) -> bool:
@@ -121,10 +129,6 @@ def _updated(statement: ast.stmt, name: str) -> tuple[str, ...]:
     if None in given or None in names:
         return ()
     return tuple(key for keys in (*given, names) for key in keys or () if key is not None)
-
-
-def _added_anywhere(statement: ast.stmt, name: str) -> bool:
-    return any(isinstance(node, ast.stmt) and bool(_added(node, name)) for node in ast.walk(statement))
 
 
 def _is(node: ast.expr, name: str) -> bool:

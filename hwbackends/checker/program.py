@@ -202,7 +202,8 @@ class Program:
 
     def written_members(self, ref: Ref, name: str) -> list[Member]:
         """The bindings of ``name`` that the class body leaves behind."""
-        return [Member(ref, binding) for binding in final(self.scope(ref).bindings.get(name, ()))]
+        bindings = self.scope(ref).bindings.get(name)
+        return [Member(ref, binding) for binding in final(bindings)] if bindings else []
 
     def is_replaced(self, ref: Ref) -> bool:
         """Whether a method of a class body is assigned anew behind it, so that no call by its name runs it."""

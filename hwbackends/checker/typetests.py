@@ -39,7 +39,7 @@ class TypeTests:
 
     def narrowed(self, expr: Expr, values: Values, context: Context) -> Values:
         """The values of an expression that the conditions around it leave over."""
-        if context.guard < 0:
+        if context.guard < 0 or not self._all(context):
             return values
         for test, holds in self._about(expr, context):
             asserted = self._asserted(test, holds, expr, context)
@@ -51,7 +51,9 @@ class TypeTests:
 
     def allows(self, expr: Expr, context: Context) -> Allows | None:
         """Tells for a class whether an instance of exactly it passes the conditions; None where all do."""
-        tests = list(self._about(expr, context)) if context.guard >= 0 else []
+        if context.guard < 0 or not self._all(context):
+            return None
+        tests = list(self._about(expr, context))
         if not tests:
             return None
         return lambda owner: all(self._truth(test, expr, owner, context) in (None, holds) for test, holds in tests)
@@ -66,7 +68,8 @@ class TypeTests:
 
     def _all(self, context: Context) -> tuple[tuple[int, Expr, bool, set[Expr]], ...]:
         key = (context.file, context.guard)
-        if key not in self._known:
+        known = self._known.get(key)
+        if known is None:
             table = self.program.files[context.file].facts.guards
             number, found = context.guard, []
             while number >= 0:
@@ -75,8 +78,8 @@ class TypeTests:
                 if named is not None and (subjects := _subjects(named)):
                     found.append((number, named, holds, subjects))
                 number = above
-            self._known[key] = tuple(found)
-        return self._known[key]
+            self._known[key] = known = tuple(found)
+        return known
 
     def _named(self, test: Expr | None, context: Context) -> Expr | None:
         """``is_npu = isinstance(x, Npu)``: a name that was given a condition stands for it."""
