@@ -13,8 +13,13 @@ from transformers.cache_utils import Cache
 
 from hwbackends.engines.transformers.models import ModelSpec
 
-SCRATCH = 0
-"""Row of the key/value store that padded tokens write and read; no request owns it."""
+NOTHING = 0
+"""Row of the key/value store that stays 0: what padded tokens attend, and what is read in place of rows that hold
+nothing of a request. A masked row must be a number: 0 times NaN is NaN."""
+SCRATCH = 1
+"""Row of the key/value store that padded tokens write; nobody reads it."""
+FIRST = 2
+"""Row of the key/value store at which those of request row 0 begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class PackedStep:
         input_ids: [1, T] int64.
         position_ids: [1, T] int64.
         kv_write: [T] int64, row of the key/value store that each token fills.
-        kv_read: [K] int64, rows that the step attends over; row 0 is the scratch row.
+        kv_read: [K] int64, rows that the step attends over; the first is `NOTHING`.
         kv_length: K.
         query_offset: [T] int64, position less index in the row, as `Cache.get_query_offset` gives it.
         kv_offset: [K] int64, the same for keys.
@@ -65,18 +70,18 @@ def pack(segments: Sequence[Segment], spec: ModelSpec, max_len: int, padded: int
     Args:
         segments: one per live request.
         max_len: rows of the key/value store per request row.
-        padded: T; padded tokens are token 0 at position 0 and attend the scratch row alone.
+        padded: T; padded tokens are token 0 at position 0 and attend `NOTHING` alone.
     """
     tokens: list[int] = []
     position: list[Tensor] = []
     write: list[Tensor] = []
-    read: list[Tensor] = [torch.tensor([SCRATCH])]
+    read: list[Tensor] = [torch.tensor([NOTHING])]
     kv_position: list[Tensor] = [torch.tensor([0])]
     owner: list[Tensor] = []
     kv_owner: list[Tensor] = [torch.tensor([-1])]
     for index, segment in enumerate(segments):
         count, end = len(segment.tokens), segment.start + len(segment.tokens)
-        base = 1 + segment.row * max_len
+        base = FIRST + segment.row * max_len
         tokens.extend([*segment.tokens, *[0] * segment.tail])
         context, nothing = torch.arange(end), torch.zeros(segment.tail, dtype=torch.int64)
         position += [context[segment.start :], nothing]
@@ -110,10 +115,11 @@ def pack_rows(rows: Tensor, computed: Tensor, tokens: Tensor, spec: ModelSpec, m
     """The step of a batch whose requests all have the same number of tokens, out of device tensors alone: nothing is
     read on the host and every extent follows from the arguments' shapes, so that a graph may record it.
 
-    Each request attends over its whole row of the store, masked behind its newest token.
+    Each request attends over its whole row of the store. Behind its newest token it is masked, and `NOTHING` is read:
+    another request may have left anything there.
 
     Args:
-        rows: [B] int64, request rows; negative: padded, its tokens write and attend the scratch row alone.
+        rows: [B] int64, request rows; negative: padded, its tokens write `SCRATCH` and attend `NOTHING`.
         computed: [B] int64, tokens of each request that are computed already.
         tokens: [B, N] int64, this step's token ids.
         max_len: rows of the key/value store per request row.
@@ -121,15 +127,16 @@ def pack_rows(rows: Tensor, computed: Tensor, tokens: Tensor, spec: ModelSpec, m
     batch, count = tokens.shape
     live, index = rows >= 0, torch.arange(batch, device=rows.device)
     context = torch.arange(max_len, device=rows.device).repeat(batch, 1)
-    base = (1 + rows * max_len)[:, None]
+    base = (FIRST + rows * max_len)[:, None]
+    written = live[:, None] & (context < computed[:, None] + count)
     position = (computed[:, None] + context[:, :count]).mul(live[:, None])
     write = torch.where(live[:, None], base + position, SCRATCH)
-    read = torch.where(live[:, None], base + context, SCRATCH)
-    # padded queries meet the scratch row under -1; nobody asks for -2, the keys of padded requests
+    read = torch.where(written, base + context, NOTHING)
+    # padded queries meet the first key under -1; nobody asks for -2, the keys of padded requests
     q_owner = torch.where(live, index, -1).repeat_interleave(count)
     k_owner = torch.where(live, index, -2).repeat_interleave(max_len)
     q_position = position.flatten()
-    kv_read, k_position = _behind(read.flatten(), SCRATCH), _behind(context.flatten(), 0)
+    kv_read, k_position = _behind(read.flatten(), NOTHING), _behind(context.flatten(), 0)
     return PackedStep(
         input_ids=tokens.reshape(1, -1),
         position_ids=q_position[None],
@@ -166,27 +173,27 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class KeyValueStore:
-    """Keys and values of every request row and layer: [heads, 1 + rows * max_len, head_dim], row 0 is scratch."""
+    """Keys and values of every request row and layer: [heads, FIRST + rows * max_len, head_dim]."""
 
     def __init__(self, spec: ModelSpec, rows: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows, self.max_len = rows, max_len
 
         def store(layer: int) -> Tensor:
             shape = spec.attention[layer]
-            return torch.zeros(shape.kv_heads, 1 + rows * max_len, shape.head_dim, dtype=dtype, device=device)
+            return torch.zeros(shape.kv_heads, FIRST + rows * max_len, shape.head_dim, dtype=dtype, device=device)
 
         self.keys = {layer: store(layer) for layer in spec.attention}
         self.values = {layer: store(layer) for layer in spec.attention}
 
     def save(self, row: int, length: int) -> list[Tensor]:
         """Copies of the first `length` keys and values of a request row, layer by layer."""
-        span = slice(1 + row * self.max_len, 1 + row * self.max_len + length)
+        span = slice(FIRST + row * self.max_len, FIRST + row * self.max_len + length)
         return [store[:, span].clone() for store in (*self.keys.values(), *self.values.values())]
 
     def restore(self, row: int, saved: Sequence[Tensor]) -> None:
         """Write what `save` returned to the start of a request row."""
         for store, part in zip((*self.keys.values(), *self.values.values()), saved, strict=True):
-            start = 1 + row * self.max_len
+            start = FIRST + row * self.max_len
             store[:, start : start + part.shape[1]].copy_(part)
 
 

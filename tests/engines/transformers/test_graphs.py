@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hwbackends.engines.transformers.drafters import missing_counts
 from hwbackends.engines.transformers.graphs import StepRow
 from hwbackends.engines.transformers.models import describe
-from hwbackends.engines.transformers.packed import Segment, pack, pack_rows
+from hwbackends.engines.transformers.packed import FIRST, NOTHING, SCRATCH, Segment, pack, pack_rows
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.tiny import tiny_model
 from hwbackends.errors import UnsupportedError
@@ -86,16 +86,21 @@ def test_replays_and_eager_steps_give_the_same_bits(name: str, backend: str, dev
         assert torch.equal(eager, replayed)
 
 
-def bytes_of(runner: PackedRunner) -> dict[str, torch.Tensor]:
-    """Copies of the keys and values, less the scratch row, and of the conv state of every slot."""
-    stores = {f"{part}{i}": t[:, 1:] for part in ("keys", "values") for i, t in getattr(runner.store, part).items()}
+def live_bytes(runner: PackedRunner) -> dict[str, torch.Tensor]:
+    """The keys and values of every request row, and the conv state of every slot."""
+    stores = {f"{part}{i}": t[:, FIRST:] for part in ("keys", "values") for i, t in getattr(runner.store, part).items()}
     pool = runner.pool
     convs = {
         f"{stream}{layer}": pool.conv_state(stream, layer).tensor
         for layer in runner.spec.conv_layers
         for stream in {runner.spec.stream_names[key] for key in runner.spec.stream_names if key[0] == layer}
     }
-    return {name: tensor.clone() for name, tensor in {**stores, **convs}.items()}
+    return {**stores, **convs}
+
+
+def bytes_of(runner: PackedRunner) -> dict[str, torch.Tensor]:
+    """Copies of `live_bytes`."""
+    return {name: tensor.clone() for name, tensor in live_bytes(runner).items()}
 
 
 @models
@@ -119,6 +124,24 @@ def test_recording_and_padded_rows_write_nothing(name: str, layout: str, backend
             outside[3] = False
         assert torch.equal(tensor[outside], before[key][outside]), key
         assert tensor[~outside].any(), key
+
+
+@models
+@layouts
+@places
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "eager"])
+def test_nan_left_behind_by_others_reaches_nobody(
+    name: str, layout: str, backend: str, device: str, recorded: bool
+) -> None:
+    """Keys, values and conv state of earlier requests, of padded tokens and of rejected drafts: 0 times NaN is NaN."""
+    runner = mixed_runner(name, recorded, layout=layout, backend=backend, device=device, prefix_slots=0)
+    for state in live_bytes(runner).values():
+        state.fill_(torch.nan)
+    for store in (*runner.store.keys.values(), *runner.store.values.values()):
+        store[:, SCRATCH] = torch.nan
+    runner.graphs.run(ForwardMode.DECODE, [])
+    serve_all(runner, name, PROMPTS[:4])
+    assert not any(store[:, NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
 
 
 @models
@@ -151,10 +174,12 @@ def test_rows_are_packed_as_segments_are(name: str) -> None:
     assert packed.input_ids[:, live].equal(wanted.input_ids[:, live])
     assert packed.position_ids.equal(wanted.position_ids)
     assert packed.kv_write.equal(wanted.kv_write)
-    places_of = {place: index for index, place in enumerate(packed.kv_read.tolist()[: 1 + 2 * max_len])}
+    read = packed.kv_read.tolist()
+    places_of = {place: read.index(place) for place in read}
     chosen = torch.tensor([places_of[place] for place in wanted.kv_read.tolist()])
     hidden = torch.ones(packed.kv_length, dtype=torch.bool)
     hidden[chosen] = False
+    assert packed.kv_read[hidden].eq(NOTHING).all(), "what holds nothing of a live request is not even read"
     arange = torch.arange(packed.kv_length)
     assert (packed.kv_offset + arange)[chosen].equal(wanted.kv_offset + torch.arange(wanted.kv_length))
     assert packed.query_offset.equal(wanted.query_offset)
