@@ -492,15 +492,24 @@ class Inference:
             bindings = self.program.files[context.file].facts.scopes[0].bindings.get(expr[1], ())
             for _, _, value in bindings[-1:]:
                 if value is not None and value[0] in "i|":
-                    return frozenset(
-                        ("C", v[1], False) if v[0] == "I" else v
-                        for v in self.annotated(value, Context(context.file, 0, 0, -1, context.owner))
-                    )
+                    return self._aliased(expr[1], value, context)
                 if value is not None and value[0] == "c" and last_name(value[1]) == "TypeVar":
                     return ANY
             if not bindings and context.scope >= 0:
                 return self.name(expr[1], context) if self._somewhere(expr[1], context) else _builtin(expr[1])
         return self.evaluate(expr, context)
+
+    def _aliased(self, name: str, union: Expr, context: Context) -> Values:
+        """The classes of ``Either = A | B``; one that stands in itself, as ``Tree = A | list["Tree"]``, ends there."""
+        key = ("alias", context.file, name)
+        if key in self._active:
+            return ANY
+        self._active.add(key)
+        try:
+            values = self.annotated(union, Context(context.file, 0, 0, -1, context.owner))
+        finally:
+            self._active.discard(key)
+        return frozenset(("C", v[1], False) if v[0] == "I" else v for v in values)
 
     def _somewhere(self, name: str, context: Context) -> bool:
         scopes = self.program.files[context.file].facts.scopes

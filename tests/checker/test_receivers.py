@@ -389,6 +389,19 @@ TREES = {
             ("HWB105", 15, "f"),
         ],
     ),
+    "an alias of a type that stands in itself": (
+        """
+        from typing import Union
+        class A:
+            def run(self, a): return a
+        Tree = Union[A, dict[str, "Tree"], list["Tree"]]
+        Newer = A | dict[str, "Newer"]
+        def go(x: Tree, y: Newer):
+            x.run(1, b=1)
+            y.run(1, c=1)
+        """,
+        [("HWB105", 7, "b"), ("HWB105", 8, "c")],
+    ),
     "annotations around a type": (
         """
         from typing import Annotated, Any, Awaitable, Callable, ClassVar, Coroutine, Literal, Mapping, Type
