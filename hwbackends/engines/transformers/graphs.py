@@ -14,6 +14,7 @@ from torch import Tensor
 from hwbackends.engines.transformers.models import ModelSpec
 from hwbackends.engines.transformers.packed import PackedStep, pack_rows
 from hwbackends.engines.transformers.settings import RunnerSettings
+from hwbackends.errors import ArgumentError, DeviceError
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 
@@ -60,7 +61,14 @@ class CudaRecorder:
         self._pool: Any = None
 
     def __call__(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Record `launch`, which runs twice; returns what replays it."""
+        """Record `launch`, which runs twice; returns what replays it.
+
+        Raises:
+            DeviceError: there is no NVIDIA GPU.
+        """
+        if not torch.cuda.is_available():
+            wanted, hint = "an NVIDIA GPU", "record=None runs every step from Python"
+            raise DeviceError("CudaRecorder", "torch.cuda.is_available()", "False", wanted, hint)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -154,7 +162,10 @@ class StepGraphs:
                 self._fill(mode, [], size)
                 self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=True)
                 if self._record is not None:
-                    bucket.replay = self._record(self._launch(bucket))
+                    bucket.replay = replay = self._record(self._launch(bucket))
+                    if not callable(replay) or bucket.output is None:
+                        wanted = "a function that runs what it is given and returns what replays it"
+                        raise ArgumentError("StepGraphs", "record", f"a function that returned {replay!r}", wanted)
 
     def _launch(self, bucket: _Bucket) -> Callable[[], None]:
         """Metadata and forward of one bucket: what a graph records, and what runs where nothing is recorded."""
@@ -195,12 +206,17 @@ class StepGraphs:
         """The smallest recorded batch size that holds `live` requests."""
         return next(size for size in self._sizes if size >= live)
 
+    @torch.no_grad()
     def run(self, mode: ForwardMode, rows: Sequence[StepRow]) -> ForwardOutput:
         """One step: fill the static inputs, padded to the bucket, and replay its graph.
 
         Returns:
             Outputs of all rows of the bucket; those of live requests come first, in order.
+
+        Raises:
+            ArgumentError: a phase or a batch that was not captured, or rows that would touch those of others.
         """
+        self._check(mode, rows)
         size = self.size(len(rows))
         bucket = self._buckets[mode, size]
         self._fill(mode, rows, size)
@@ -214,6 +230,29 @@ class StepGraphs:
             self.counters.convs += bucket.reads
         assert bucket.output is not None
         return bucket.output
+
+    def _check(self, mode: ForwardMode, rows: Sequence[StepRow]) -> None:
+        """On the host, from Python numbers: a graph would take anything, and write it."""
+        captured = sorted({mode.value for mode, _ in self._buckets})
+        if mode.value not in captured:
+            hint = "capture() first; target_verify needs draft_tokens above 0"
+            raise ArgumentError("StepGraphs.run", "mode", mode.value, f"one of {captured}", hint)
+        if len(rows) > self._settings.max_batch:
+            wanted = f"at most {self._settings.max_batch}"
+            raise ArgumentError("StepGraphs.run", "rows", f"{len(rows)} requests", wanted, "make max_batch larger")
+        width, limit = self._width(mode), self._settings.row_len
+        for row in rows:
+            if not 0 <= row.row < self._settings.max_batch:
+                wanted = f"a request row from 0 to {self._settings.max_batch - 1}"
+                raise ArgumentError("StepGraphs.run", "row", row.row, wanted)
+            if len(row.tokens) != width:
+                wanted = f"{width} in a {mode.value} step"
+                raise ArgumentError("StepGraphs.run", "tokens", f"{len(row.tokens)} of row {row.row}", wanted)
+            if not 0 <= row.computed <= limit - width:
+                wanted = f"from 0 to {limit - width}: a row holds {limit} tokens"
+                raise ArgumentError("StepGraphs.run", "computed", row.computed, wanted, "make max_len larger")
+        if len({row.row for row in rows}) < len(rows):
+            raise ArgumentError("StepGraphs.run", "rows", [row.row for row in rows], "each request row once")
 
     def _fill(self, mode: ForwardMode, rows: Sequence[StepRow], size: int) -> None:
         tail, width = size - len(rows), self._width(mode)

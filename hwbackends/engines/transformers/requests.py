@@ -3,15 +3,58 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hwbackends.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hwbackends.engines.transformers.prefixes import PrefixEntry
+
+
+def whole(hook: str, parameter: str, value: Any, least: int | None = None) -> int:
+    """`value` as a whole number.
+
+    Raises:
+        ArgumentError: it is none, or below `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        wanted = "a whole number" if least is None else f"a whole number, at least {least}"
+        raise ArgumentError(hook, parameter, repr(value), wanted)
+    return number
+
+
+def token_ids(hook: str, parameter: str, value: Any, vocabulary: int) -> list[int]:
+    """`value` as token ids: a list, a tuple, an array or tensor of one dimension.
+
+    Raises:
+        ArgumentError: it is no such thing, or a token is outside of the vocabulary.
+    """
+    hint = ""
+    try:
+        found = [operator.index(token) for token in value]
+        if all(0 <= token < vocabulary for token in found):
+            return found
+        hint = "outside: " + ", ".join(str(token) for token in found if not 0 <= token < vocabulary)[:40]
+    except TypeError:
+        if isinstance(value, str):
+            hint = "tokenize it first"
+        elif isinstance(value, int):
+            hint = "put a single token in a list"
+        elif value is not None:
+            hint = "one request at a time, in one dimension"
+    got = repr(value)
+    wanted = f"token ids from 0 to {vocabulary - 1}"
+    raise ArgumentError(hook, parameter, got if len(got) <= 60 else f"{got[:57]}...", wanted, hint)
 
 
 class RequestState(enum.Enum):

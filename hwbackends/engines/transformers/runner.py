@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from hwbackends.engines.transformers.convs import SidecarConvs
 from hwbackends.engines.transformers.drafters import Drafter, DrafterHost, NGramDrafter
-from hwbackends.engines.transformers.graphs import ForwardOutput, Record, StepGraphs, StepRow
+from hwbackends.engines.transformers.graphs import CudaRecorder, ForwardOutput, Record, StepGraphs, StepRow
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
 from hwbackends.engines.transformers.patches import patch_model
-from hwbackends.engines.transformers.requests import Request, RequestState
+from hwbackends.engines.transformers.requests import Request, RequestState, token_ids
 from hwbackends.engines.transformers.scheduler import Plan, Scheduler
 from hwbackends.engines.transformers.settings import RunnerSettings
-from hwbackends.errors import UnsupportedError
+from hwbackends.errors import ArgumentError, DeviceError, UnsupportedError
 from hwbackends.metadata import PADDED, ForwardMode, StepBatch
 from hwbackends.sidecar import ConvStateSidecar
 from hwbackends.state import StatePool
@@ -77,6 +77,8 @@ class PackedRunner:
 
     Raises:
         UnsupportedError: model, version or setting that is not supported.
+        ArgumentError: an argument of another kind.
+        DeviceError: CUDA graphs of a model that is not on a GPU.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class PackedRunner:
         self._guard = guard
         self.settings = settings = settings or RunnerSettings()
         self.spec = describe(model)
+        _check_arguments(model, backend, settings, drafter, record)
         patch_model(model)
         self.model = cast(Any, model)
         self.drafter = (drafter or NGramDrafter()) if settings.draft_tokens else None
@@ -182,12 +185,17 @@ class PackedRunner:
             arrival: first step that may admit it.
 
         Raises:
-            ArgumentError: empty prompt, tokens outside the vocabulary, or more tokens than `max_len`.
+            ArgumentError: empty prompt, tokens outside the vocabulary, more tokens than `max_len`, an argument of
+                another kind, or the runner is closed.
         """
         return self.scheduler.add(prompt, max_new_tokens, eos_token_ids, arrival)
 
     def cancel(self, request: Request) -> None:
-        """Take a request out at once, wherever it stands; what it generated so far stays with it."""
+        """Take a request out at once, wherever it stands; what it generated so far stays with it.
+
+        Raises:
+            ArgumentError: another runner's request, or none.
+        """
         self.scheduler.cancel(request)
 
     @property
@@ -315,18 +323,25 @@ class PackedRunner:
             mamba_track_seqlens=track_len if tracking else None,
         )
 
-    def _uniform(self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tracks: Sequence[int]) -> ForwardOutput:
+    def _uniform(
+        self,
+        mode: ForwardMode,
+        running: Sequence[Request],
+        tokens: Sequence[Sequence[int]],
+        tracks: Sequence[int],
+    ) -> ForwardOutput:
         """Run a decode or verify step with the same number of tokens for each running request."""
         rows = [
             StepRow(request.row, request.computed, request.kept_tokens, given, track)
-            for request, given, track in zip(self.scheduler.running, tokens, tracks, strict=True)
+            for request, given, track in zip(running, tokens, tracks, strict=True)
         ]
         return self.graphs.run(mode, rows)
 
     def _decode_step(self, index: int) -> StepReport:
         running = list(self.scheduler.running)
         tracks = [self.scheduler.reserve_track(request, 1) for request in running]
-        output = self._uniform(ForwardMode.DECODE, [r.span(r.computed, r.computed + 1) for r in running], tracks)
+        newest = [request.span(request.computed, request.computed + 1) for request in running]
+        output = self._uniform(ForwardMode.DECODE, running, newest, tracks)
         found = self._greedy(output, len(running))
         self._observe(running, [1] * len(running), [1] * len(running), output.hidden)
         for row, request in enumerate(running):
@@ -342,16 +357,17 @@ class PackedRunner:
 
         Where nobody has a draft the step decodes.
         """
-        running, width = list(self.scheduler.running), self.settings.draft_token_num
-        drafts = drafter.propose(running, self.settings.draft_tokens)
-        if not any(drafts):
+        width = self.settings.draft_token_num
+        drafts = self._drafts(drafter)
+        if not any(drafts.values()):
             return self._decode_step(index)
+        running = list(drafts)
         tokens = [
             [*request.span(request.computed, request.computed + 1), *proposed][:width]
-            for request, proposed in zip(running, drafts, strict=True)
+            for request, proposed in drafts.items()
         ]
         tokens = [[*row, *[0] * (width - len(row))] for row in tokens]
-        output = self._uniform(ForwardMode.TARGET_VERIFY, tokens, [PADDED] * len(running))
+        output = self._uniform(ForwardMode.TARGET_VERIFY, running, tokens, [PADDED] * len(running))
         found = self._greedy(output, len(running) * width)
         kept = []
         starts = [request.computed for request in running]
@@ -391,6 +407,21 @@ class PackedRunner:
 
     # drafters
 
+    def _drafts(self, drafter: Drafter) -> dict[Request, list[int]]:
+        """What the drafter proposes for each request that runs after it was asked: it may cancel some."""
+        asked, hook = list(self.scheduler.running), f"{type(drafter).__name__}.propose"
+        proposed = drafter.propose(asked, self.settings.draft_tokens)
+        count = len(proposed) if isinstance(proposed, Sequence) else -1
+        if count != len(asked):
+            got = f"{count} lists" if count >= 0 else type(proposed).__name__
+            raise ArgumentError(hook, "drafts", got, f"a list of tokens for each of {len(asked)} requests")
+        vocabulary = self.model.config.vocab_size
+        return {
+            request: token_ids(hook, f"drafts of request {request.request_id}", tokens, vocabulary)
+            for request, tokens in zip(asked, proposed, strict=True)
+            if request.state is RequestState.RUNNING
+        }
+
     def _observe(
         self, requests: Sequence[Request], counts: Sequence[int], kept: Sequence[int], hidden: Tensor | None
     ) -> None:
@@ -421,6 +452,24 @@ class PackedRunner:
         static = {f"graph.{name}": address for name, address in self.graphs.addresses().items()}
         store = {f"{n}[{i}]": t.data_ptr() for n in ("keys", "values") for i, t in getattr(self.store, n).items()}
         return {**self.sidecar.addresses(), **store, **static}
+
+
+def _check_arguments(model: nn.Module, backend: Any, settings: Any, drafter: Any, record: Any) -> None:
+    """Arguments of another kind would fail much later, or not at all."""
+    hook = "PackedRunner"
+    if backend is None or isinstance(backend, str):
+        hint = "hwbackends.load(name) gives one"
+        raise ArgumentError(hook, "backend", repr(backend), "a bound backend", hint)
+    if not isinstance(settings, RunnerSettings):
+        raise ArgumentError(hook, "settings", type(settings).__name__, "RunnerSettings", "RunnerSettings(max_batch=4)")
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise ArgumentError(hook, "drafter", repr(drafter), "an instance of drafters.Drafter, or None")
+    if record is not None and (isinstance(record, type) or not callable(record)):
+        raise ArgumentError(hook, "record", repr(record), "a function such as CudaRecorder(), or None")
+    device = next(model.parameters()).device
+    if isinstance(record, CudaRecorder) and device.type != "cuda":
+        hint = "a CUDA graph would record nothing; move the model, or leave record out"
+        raise DeviceError(hook, "record", f"CudaRecorder() for a model on {device}", "a model on a GPU", hint)
 
 
 def make_sidecar(pool: StatePool, backend: Any, settings: RunnerSettings) -> ConvStateSidecar:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hwbackends.engines.transformers.packed import KeyValueStore
 from hwbackends.engines.transformers.prefixes import PrefixCache
-from hwbackends.engines.transformers.requests import Request, RequestState
+from hwbackends.engines.transformers.requests import Request, RequestState, token_ids, whole
 from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.errors import ArgumentError
 from hwbackends.metadata import PADDED
@@ -46,27 +46,38 @@ class Scheduler:
         self.running: list[Request] = []
         self._waiting: list[Request] = []
         self._free_rows = list(range(settings.max_batch))
+        self._closed = False
 
     # requests
 
     def add(self, prompt: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int], arrival: int) -> Request:
         """Queue a request; arguments and errors are those of `PackedRunner.add`."""
-        vocab = self._vocab_size
-        if not prompt or not all(0 <= token < vocab for token in prompt):
-            raise ArgumentError("PackedRunner.add", "prompt", list(prompt)[:8], f"token ids from 0 to {vocab - 1}")
-        if max_new_tokens < 1:
-            raise ArgumentError("PackedRunner.add", "max_new_tokens", max_new_tokens, "at least 1")
-        total, limit = len(prompt) + max_new_tokens, self._settings.max_len
+        hook, vocab = "PackedRunner.add", self._vocab_size
+        if self._closed:
+            raise ArgumentError(hook, "prompt", "a request after close()", "none", "make another runner")
+        tokens = token_ids(hook, "prompt", prompt, vocab)
+        if not tokens:
+            raise ArgumentError(hook, "prompt", "no token", "at least one", "begin with the model's bos token")
+        length = whole(hook, "max_new_tokens", max_new_tokens, 1)
+        ends = frozenset(token_ids(hook, "eos_token_ids", eos_token_ids, vocab))
+        total, limit = len(tokens) + length, self._settings.max_len
         if total > limit:
             wanted = f"at most {limit} (max_len)"
-            raise ArgumentError("PackedRunner.add", "prompt + max_new_tokens", total, wanted, "make max_len larger")
-        request = Request(len(self.requests), tuple(prompt), max_new_tokens, frozenset(eos_token_ids), arrival)
+            raise ArgumentError(hook, "prompt + max_new_tokens", total, wanted, "make max_len larger")
+        request = Request(len(self.requests), tuple(tokens), length, ends, whole(hook, "arrival", arrival))
         self.requests.append(request)
         self._waiting.append(request)
         return request
 
     def cancel(self, request: Request) -> None:
-        """Take a request out at once, wherever it stands."""
+        """Take a request out at once, wherever it stands; one that is done stays as it is.
+
+        Raises:
+            ArgumentError: another runner's request, or none.
+        """
+        if not any(request is known for known in self.requests):
+            got = type(request).__name__
+            raise ArgumentError("PackedRunner.cancel", "request", f"a {got} that it does not know", "one of its own")
         if request in self._waiting:
             self._waiting.remove(request)
             request.state = RequestState.CANCELLED
@@ -113,7 +124,8 @@ class Scheduler:
         self._on_leave(request)
 
     def close(self) -> None:
-        """Cancel what runs or waits and forget every prefix: afterwards every slot is free."""
+        """Cancel what runs or waits, forget every prefix, take no more: afterwards every slot is free."""
+        self._closed = True
         for request in [*self.running, *self._waiting]:
             self.cancel(request)
         self.prefixes.clear()

@@ -41,8 +41,8 @@ class RunnerSettings:
             ("prefix_slots", 0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ArgumentError("RunnerSettings", name, value, f"a whole number, at least {least}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ArgumentError("RunnerSettings", name, repr(value), f"a whole number, at least {least}")
 
     @property
     def draft_token_num(self) -> int:

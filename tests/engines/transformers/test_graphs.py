@@ -11,12 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hwbackends.engines.transformers.drafters import missing_counts
-from hwbackends.engines.transformers.graphs import StepRow
+from hwbackends.engines.transformers.graphs import CudaRecorder, StepRow
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.packed import FIRST, NOTHING, SCRATCH, Segment, pack, pack_rows
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.tiny import tiny_model
-from hwbackends.errors import UnsupportedError
+from hwbackends.errors import ArgumentError, DeviceError, UnsupportedError
 from hwbackends.metadata import ForwardMode
 from tests.engines.transformers.scenes import (
     LOGITS_BOUND,
@@ -189,6 +189,33 @@ def test_rows_are_packed_as_segments_are(name: str) -> None:
         if ours is not None and mask is not None:
             assert ours[..., chosen].equal(mask)
             assert not ours[..., hidden].any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "message"),
+    [
+        ("extend", [StepRow(0, 1, 1, [3])], r"mode: got extend, wanted one of \['decode'\]; capture\(\) first"),
+        ("target_verify", [StepRow(0, 1, 1, [3])], "mode: got target_verify"),
+        ("decode", [StepRow(row, 1, 1, [3]) for row in range(4)], "rows: got 4 requests, wanted at most 3"),
+        ("decode", [StepRow(1, 1, 1, [3]), StepRow(1, 5, 1, [3])], "rows: got .* wanted each request row once"),
+        ("decode", [StepRow(3, 1, 1, [3])], "row: got 3, wanted a request row from 0 to 2"),
+        ("decode", [StepRow(0, 1, 1, [3, 5])], "tokens: got 2 of row 0, wanted 1 in a decode step"),
+        ("decode", [StepRow(0, 13, 1, [3])], "computed: got 13, wanted from 0 to 12: a row holds 13 tokens"),
+    ],
+)
+def test_rows_that_would_touch_those_of_others_are_refused(mode: str, rows: list[StepRow], message: str) -> None:
+    runner = make_runner("lfm2", recorded=False, max_batch=3, max_len=13)
+    before = bytes_of(runner)
+    with pytest.raises(ArgumentError, match=message):
+        runner.graphs.run(ForwardMode(mode), rows)
+    after = bytes_of(runner)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_cuda_graphs_are_refused_by_name_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"CudaRecorder.*wanted an NVIDIA GPU; record=None"):
+        CudaRecorder()(lambda: None)
 
 
 def test_a_graph_cannot_record_experts_that_the_host_loops_over() -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hwbackends
-from hwbackends.engines.transformers.drafters import NGramDrafter, missing_counts
-from hwbackends.engines.transformers.requests import RequestState
+from hwbackends.engines.transformers.drafters import Drafter, NGramDrafter, missing_counts
+from hwbackends.engines.transformers.graphs import CudaRecorder
+from hwbackends.engines.transformers.requests import Request, RequestState
 from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import stock_answer, tiny_model
@@ -289,19 +290,115 @@ def test_a_run_reports_each_step() -> None:
 
 
 def test_bad_requests_are_refused_and_change_nothing() -> None:
-    runner = make_runner("lfm2")
-    bad: list[tuple[str, tuple[int, ...], int]] = [
-        ("prompt: got", (), 3),
-        ("token ids from 0 to 255", (3, 256), 3),
-        ("token ids from 0 to 255", (-1,), 3),
-        ("max_new_tokens: got 0", (1,), 0),
+    runner = make_runner("lfm2", recorded=False)
+    bad: list[tuple[str, Any, Any]] = [
+        ("prompt: got no token", (), 3),
+        ("token ids from 0 to 255; outside: 256", (3, 256), 3),
+        ("token ids from 0 to 255; outside: -1", (-1,), 3),
+        ("prompt: got 'Hi', wanted token ids from 0 to 255; tokenize it first", "Hi", 3),
+        ("put a single token in a list", 72, 3),
+        ("one request at a time", [[72, 105]], 3),
+        ("one request at a time", torch.tensor([[72, 105]]), 3),
+        (r"prompt: got \[1.5\]", [1.5], 3),
+        ("prompt: got None", None, 3),
+        ("max_new_tokens: got 0, wanted a whole number, at least 1", (1,), 0),
+        ("max_new_tokens: got 2.5", (1,), 2.5),
+        ("max_new_tokens: got None", (1,), None),
         ("prompt \\+ max_new_tokens: got 97, wanted at most 96", (1,) * 90, 7),
     ]
     for message, prompt, length in bad:
         with pytest.raises(ArgumentError, match=message):
             runner.add(prompt, length)
+    with pytest.raises(ArgumentError, match=r"eos_token_ids: got 5, .*put a single token in a list"):
+        runner.add((1,), 3, eos_token_ids=5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="arrival: got 'soon', wanted a whole number"):
+        runner.add((1,), 3, arrival="soon")  # type: ignore[arg-type]
     assert runner.requests == []
     assert runner.idle
+
+
+def test_prompts_may_be_arrays_and_tensors() -> None:
+    runner = make_runner("lfm2", recorded=False)
+    for prompt in (bytes(PROMPTS[4]), torch.tensor(PROMPTS[4]), torch.tensor(PROMPTS[4]).numpy()):
+        assert runner.add(prompt, 3).prompt == PROMPTS[4]  # type: ignore[arg-type]
+
+
+def test_only_its_own_requests_are_cancelled_and_none_is_taken_after_close() -> None:
+    runner, other = make_runner("lfm2", recorded=False), make_runner("lfm2", recorded=False)
+    request = other.add(PROMPTS[2], 3)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="cancel: request: got a Request that it does not know"):
+            runner.cancel(request)
+        other.step()
+    assert request.state is RequestState.RUNNING
+    other.close()
+    with pytest.raises(ArgumentError, match=r"a request after close.*make another runner"):
+        other.add(PROMPTS[2], 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "reference"}, "backend: got 'reference', wanted a bound backend; hwbackends.load"),
+        ({"backend": None}, "backend: got None"),
+        ({"settings": {"max_batch": 3}}, "settings: got dict, wanted RunnerSettings"),
+        ({"drafter": NGramDrafter}, "drafter: got <class .* wanted an instance"),
+        ({"record": CudaRecorder}, r"record: got <class .* wanted a function such as CudaRecorder\(\)"),
+        ({"record": True}, "record: got True"),
+        ({"record": lambda launch: None}, "record: got a function that returned None"),
+        ({"record": CudaRecorder()}, "record: got .* for a model on cpu, wanted a model on a GPU"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any], message: str) -> None:
+    given = {"backend": hwbackends.load("reference"), "settings": RunnerSettings(max_batch=3, max_len=13), **arguments}
+    with pytest.raises(ArgumentError, match=message):
+        PackedRunner(tiny_model("lfm2"), **given)
+
+
+class Scripted(Drafter):
+    """Proposes what a function gives it."""
+
+    def __init__(self, script: Any) -> None:
+        self.propose = script
+
+
+@pytest.mark.parametrize(
+    ("proposed", "message"),
+    [
+        ([[7]], "Scripted.propose: drafts: got 1 lists, wanted a list of tokens for each of 2 requests"),
+        (None, "drafts: got NoneType"),
+        ([[7], [256]], "drafts of request 1: got .* from 0 to 255; outside: 256"),
+        ([[7], None], "drafts of request 1: got None"),
+    ],
+)
+def test_bad_drafts_are_refused_before_they_reach_the_model(proposed: Any, message: str) -> None:
+    runner = make_runner("lfm2", Scripted(lambda requests, count: proposed), recorded=False, draft_tokens=2)
+    for prompt in PROMPTS[:2]:
+        runner.add(prompt, 5)
+    with pytest.raises(ArgumentError, match=message):
+        runner.run()
+
+
+@pytest.mark.parametrize("drafts", [[], [1, 2]], ids=["decode", "verify"])
+def test_a_drafter_may_cancel_and_add_requests_while_it_is_asked(drafts: list[int]) -> None:
+    def script(requests: list[Request], count: int) -> list[list[int]]:
+        if first in requests and len(first.generated) > 1:
+            runner.cancel(first)
+            had.append(list(first.generated))
+            runner.add(PROMPTS[4], NEW_TOKENS)
+        return [drafts for _ in requests]
+
+    runner = make_runner("lfm2", Scripted(script), recorded=False, draft_tokens=2, max_batch=2)
+    had: list[list[int]] = []
+    first, *others = [runner.add(prompt, NEW_TOKENS) for prompt in PROMPTS[5:8]]
+    runner.run()
+    assert first.state is RequestState.CANCELLED
+    assert had == [first.generated]
+    for request in runner.requests:
+        assert_stock("lfm2", request)
+    assert len(others[-1].generated) == NEW_TOKENS
+    runner.close()
+    assert not runner.scheduler.allocator.used
 
 
 @pytest.mark.parametrize(
@@ -313,6 +410,7 @@ def test_bad_requests_are_refused_and_change_nothing() -> None:
         ({"chunk_size": 0}, "chunk_size"),
         ({"draft_tokens": -1}, "draft_tokens"),
         ({"prefix_slots": 1.5}, "prefix_slots: got 1.5"),
+        ({"max_batch": True}, "max_batch: got True"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
