@@ -23,7 +23,9 @@ from hwbackends.errors import AllocationError, GraphError, SyncError
 
 HOST_READ_OPS = frozenset(
     {
+        "aten::_linalg_check_errors",
         "aten::_local_scalar_dense",
+        "aten::_to_sparse",
         "aten::_unique",
         "aten::_unique2",
         "aten::bincount",
@@ -41,6 +43,10 @@ HOST_READ_OPS = frozenset(
 
 HOST_FUNCTIONS = frozenset({"__array__", "as_tensor", "cpu", "from_numpy", "item", "new_tensor", "numpy", "tolist"})
 """Python functions that copy to or from the host and, on a CPU tensor, reach no op that could be seen."""
+
+UNSEEN_FUNCTIONS = frozenset({"__array__", "__dlpack__", "cpu", "numpy", "tolist"})
+"""Those of them after which what a CPU tensor held at that moment is in the host's hands, or the other way round,
+without an op that tells."""
 
 INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 
@@ -70,6 +76,8 @@ def _is_mask(index: Any) -> bool:
 
 
 def _crosses_devices(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if not isinstance(args[0], Tensor):  # torch.vmap hands over numbers of its own
+        return False
     here: torch.device = args[0].device
     there = args[1].device if name == "aten::copy_" else torch.device(kwargs.get("device") or here)
     return here.type != there.type and "cpu" in (here.type, there.type)

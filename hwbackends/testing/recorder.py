@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hwbackends.errors import GraphError, SyncError
-from hwbackends.testing.guards import decomposed, storages, sync_reason, tensors
+from hwbackends.testing.guards import UNSEEN_FUNCTIONS, decomposed, storages, sync_reason, tensors
 
 POISON_BYTE = 0xFF
 """Fills what a capture computed: NaN in every floating dtype, -1 in every signed integer."""
@@ -62,10 +63,14 @@ class CpuGraph:
     their storages, which every replay fills again. The capture itself leaves memory as it was: tensors from outside
     get their bytes back, tensors made inside are poisoned (NaN, -1) until the first replay.
 
-    Only torch ops are recorded: a kernel that Triton's interpreter runs is not.
+    Only torch ops over dense tensors are recorded. What goes by them (NumPy, a kernel that Triton's interpreter runs, a
+    deep copy) is refused where it shows, not replayed with what it gave once. Random numbers are drawn anew by each
+    replay, as on a GPU.
 
     Raises:
         SyncError: an op in the block synchronises with the host, which no capture allows.
+        GraphError: the block does what cannot be recorded: memory that no recorded op filled, memory from outside that
+            grows, a random generator of its own, a sparse tensor, a capture inside a capture.
     """
 
     def __init__(self) -> None:
@@ -86,13 +91,16 @@ class CpuGraph:
         """
         if self._calls is not None:
             raise GraphError("CpuGraph.capture: this graph holds a capture already; make one graph per capture")
-        recorder = _Recorder()
+        if any(isinstance(mode, _Recorder) for mode in _get_current_dispatch_mode_stack()):
+            raise GraphError("CpuGraph.capture: inside another capture; end that one first")
+        recorder, drawn = _Recorder(), torch.get_rng_state()
         try:
-            with recorder, _no_collection():
+            with recorder, _HostFunctions(), _no_collection():
                 yield self
             self._calls, self._owned = recorder.calls, recorder.owned
         finally:
             recorder.undo()
+            torch.set_rng_state(drawn)
 
     def replay(self) -> None:
         """Run the recorded ops over the recorded addresses.
@@ -119,6 +127,18 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _HostFunctions(TorchFunctionMode):
+    """Refuses functions that hand a tensor's values to the host, or take them from there, unseen by a recorder."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in UNSEEN_FUNCTIONS:
+            raise SyncError(f"CpuGraph.capture: {name}() copies between host and device; a graph cannot record it")
+        if name == "tensor_split" and any(isinstance(part, Tensor) for part in (*args[1:], *(kwargs or {}).values())):
+            raise SyncError("CpuGraph.capture: tensor_split() reads where to split; a graph cannot record it")
+        return func(*args, **(kwargs or {}))
+
+
 class _Recorder(TorchDispatchMode):
     is_graph = True
     """Tells `checks.checked` that nothing may wait for the device now."""
@@ -127,6 +147,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[_Call] = []
         self.owned: dict[int, torch.UntypedStorage] = {}
+        self._unfilled: set[int] = set()
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,22 +158,48 @@ class _Recorder(TorchDispatchMode):
         reason = sync_reason(func, args, kwargs)
         if reason:
             raise SyncError(f"CpuGraph.capture: {reason}; a graph cannot record it")
+        _refuse_unrecordable(func, args, kwargs)
         if _only_views(func):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         self._save(written)
         before = storages((args, kwargs))
+        self._refuse_unfilled(func, before.keys() - storages(written).keys())
         result = func(*args, **kwargs)
+        if any(leaf.layout is not torch.strided for leaf in tensors(result)):
+            raise GraphError(
+                f"CpuGraph.capture: {func._schema.name} gives a sparse tensor; only dense ones are recorded"
+            )
+        self._refuse_growth(func, written)
         fresh = self._fresh(result, before)
         empty = func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty")
+        if empty:
+            self._unfilled |= {
+                tensor.untyped_storage()._cdata for _, tensor in fresh if tensor.untyped_storage().nbytes()
+            }
         if written or (fresh and not empty):
             self.calls.append(_Call(func, _pin(args), _pin(kwargs), fresh))
         return result
 
     def _save(self, written: list[Tensor]) -> None:
         for key, storage in storages(written).items():
+            self._unfilled.discard(key)
             if key not in self.owned and key not in self._saved:
                 self._saved[key] = storage, storage.clone()
+
+    def _refuse_unfilled(self, func: Any, read: Set[int]) -> None:
+        if not self._unfilled.isdisjoint(read):
+            name = func._schema.name
+            raise GraphError(
+                f"CpuGraph.capture: {name} reads memory of empty() that no recorded op filled; what wrote it (NumPy, a "
+                "kernel of its own) is no torch op, and a replay would not run it"
+            )
+
+    def _refuse_growth(self, func: Any, written: list[Tensor]) -> None:
+        for key, storage in storages(written).items():
+            if key in self._saved and storage.nbytes() != self._saved[key][1].nbytes():
+                name = func._schema.name
+                raise GraphError(f"CpuGraph.capture: {name} resizes memory from outside; make it large enough before")
 
     def _fresh(self, result: Any, before: dict[int, torch.UntypedStorage]) -> tuple[tuple[int, Tensor], ...]:
         fresh: list[tuple[int, Tensor]] = []
@@ -165,9 +212,21 @@ class _Recorder(TorchDispatchMode):
     def undo(self) -> None:
         """Give memory from outside its bytes back and poison what was made inside."""
         for storage, bytes_before in self._saved.values():
-            storage.copy_(bytes_before)
+            if bytes_before.nbytes():
+                _bytes(storage)[: bytes_before.nbytes()].copy_(_bytes(bytes_before))
         for storage in self.owned.values():
             _bytes(storage).fill_(POISON_BYTE)
+
+
+def _refuse_unrecordable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name = func._schema.name
+    if any(isinstance(part, torch.Generator) for part in (*args, *kwargs.values())):
+        raise GraphError(f"CpuGraph.capture: {name} draws from a generator of its own; a graph replays the default one")
+    if name == "aten::set_" and any(isinstance(part, torch.UntypedStorage) for part in args):
+        raise GraphError(
+            f"CpuGraph.capture: {name} gives a tensor the memory of a storage, which no recorded op fills (Triton's "
+            "interpreter, a deep copy and an unpickled tensor do so); a graph cannot record it"
+        )
 
 
 @functools.cache

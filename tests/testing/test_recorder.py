@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -154,8 +163,34 @@ def test_a_capture_in_inference_mode_is_replayed_outside_of_it(device: str) -> N
 
 @pytest.mark.parametrize(
     "read",
-    [lambda x: x.item(), lambda x: bool(x > 0), lambda x: x[x > 0], lambda x: torch.tensor([1.0]) + x],
-    ids=["item", "bool", "mask", "host-values"],
+    [
+        lambda x: x.item(),
+        lambda x: bool(x > 0),
+        lambda x: x[x > 0],
+        lambda x: torch.tensor([1.0]) + x,
+        lambda x: x * x.tolist()[0],
+        lambda x: x * float(x.numpy()[0]),
+        lambda x: x * float(np.asarray(x)[0]),
+        lambda x: np.from_dlpack(x),
+        lambda x: x.cpu(),
+        lambda x: x.tensor_split(x.long()),
+        lambda x: x.to_sparse(),
+        lambda x: torch.linalg.inv(x[None]),
+    ],
+    ids=[
+        "item",
+        "bool",
+        "mask",
+        "host-values",
+        "tolist",
+        "numpy",
+        "array",
+        "dlpack",
+        "cpu",
+        "tensor-split",
+        "sparse",
+        "inverse",
+    ],
 )
 def test_a_host_synchronisation_fails_the_capture_and_leaves_memory_as_it_was(
     read: Callable[[Tensor], object],
@@ -166,6 +201,105 @@ def test_a_host_synchronisation_fails_the_capture_and_leaves_memory_as_it_was(
     assert x.item() == 1
     with pytest.raises(GraphError, match="nothing was captured"):
         graph.replay()
+
+
+def test_memory_that_no_recorded_op_filled_is_refused() -> None:
+    """What NumPy or a kernel of its own wrote would be replayed as it was once, or not at all."""
+    x = torch.ones(3)
+
+    def filled_unseen() -> Tensor:
+        made = torch.empty(3)
+        ctypes.memmove(made.data_ptr(), x.data_ptr(), 12)
+        return made + x
+
+    with pytest.raises(GraphError, match=r"aten::add reads memory of empty\(\) that"), CpuGraph().capture():
+        filled_unseen()
+    with pytest.raises(GraphError, match="aten::clamp_min reads memory of empty"), CpuGraph().capture():
+        # torch fills the lengths behind the dispatcher
+        torch.nn.functional.ctc_loss(x.expand(5, 1, 3), torch.ones(1, 2, dtype=torch.long), (5,), (2,))
+    with CpuGraph().capture():
+        part = torch.empty(3)
+        part[:2] = x[:2]
+        part + x
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_that_are_no_op_are_refused_and_leave_memory_as_it_was(copy: Callable[[Tensor], Tensor]) -> None:
+    x = torch.arange(5.0)
+    with pytest.raises(GraphError, match="gives a tensor the memory of a storage"), CpuGraph().capture():
+        copy(x).add_(1)
+    assert x.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_kernel_of_tritons_interpreter_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    code = textwrap.dedent(
+        """
+        import torch, triton, triton.language as tl
+        from hwbackends.errors import GraphError
+        from hwbackends.testing.recorder import CpuGraph
+
+        @triton.jit
+        def one(x):
+            tl.store(x, 1.0)
+
+        x = torch.zeros(3)
+        try:
+            with CpuGraph().capture():
+                one[(1,)](x)
+        except GraphError as error:
+            print(error, x.tolist())
+        """
+    )
+    (tmp_path / "script.py").write_text(code)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    found = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True)
+    assert "Triton's interpreter" in found.stdout, found.stderr
+    assert "[0.0, 0.0, 0.0]" in found.stdout
+
+
+def test_memory_from_outside_may_not_grow() -> None:
+    x, out = torch.arange(3.0), torch.ones(1)
+    refused = pytest.raises(GraphError, match="resizes memory from outside")
+    with pytest.warns(UserWarning, match="was resized"), refused, CpuGraph().capture():
+        torch.add(x, 1, out=out)
+    assert out[0] == 1
+
+
+@devices
+def test_each_replay_draws_new_random_numbers_and_a_capture_draws_none(device: str) -> None:
+    out, graph = torch.zeros(7, device=device), graph_for(device)
+    state = torch.get_rng_state()
+    with graph.capture():
+        out.uniform_()
+    assert torch.equal(torch.get_rng_state(), state)
+    drawn = []
+    for _ in range(2):
+        graph.replay()
+        drawn.append(out.clone())
+    assert not torch.equal(*drawn)
+
+
+def test_a_generator_of_its_own_is_refused() -> None:
+    with pytest.raises(GraphError, match="aten::rand draws from a generator of its own"), CpuGraph().capture():
+        torch.rand(3, generator=torch.Generator())
+
+
+def test_a_capture_inside_a_capture_is_refused() -> None:
+    x = torch.zeros(3)
+    inner = CpuGraph().capture()
+    with pytest.raises(GraphError, match="inside another capture"), CpuGraph().capture(), inner:
+        x.add_(1)
+    assert not x.any()
+
+
+def test_a_mapped_function_is_recorded() -> None:
+    x, graph = torch.arange(5.0), CpuGraph()
+    with graph.capture():
+        y = torch.vmap(lambda row: row * 2)(x)
+    x.fill_(7)
+    graph.replay()
+    assert y.tolist() == [14] * 5
 
 
 def test_a_graph_is_captured_once() -> None:
