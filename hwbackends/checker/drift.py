@@ -213,12 +213,12 @@ class Drift:
         ]  # fmt: skip
 
     def _says_nothing(self, target: Candidate) -> bool:
-        """Whether a definition takes anything and looks at nothing: a stand-in, for whatever is called otherwise."""
+        """Whether a function takes anything and looks at nothing: a stand-in, for whatever is called otherwise."""
         signature = target.signature
         caught = {name for name in (signature.vararg, signature.kwarg) if name}
-        return (
-            bool(caught) and not _named(signature, target.skip) and caught <= set(self.program.scope(target.ref).unread)
-        )
+        if not caught or target.skip or _named(signature, target.skip):
+            return False
+        return caught <= set(self.program.scope(target.ref).unread)
 
     def verdicts(
         self, candidates: list[Candidate], passed: Passed, file: int, call: Call, context: Context
@@ -294,14 +294,8 @@ class Drift:
             return True
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
-        if reach.untyped and self._hands_down(call, context, target):
-            return True
         if reach.untyped:
-            unknown = set(verdict.mismatch.unknown)
-            kin = [v for v in accepting if self.related(target, v.target)]
-            return bool(accepting) and not any(
-                not unknown or unknown & set(_named(v.target.signature, v.target.skip)) for v in kin
-            )
+            return self._hands_down(call, context, target) or self._strange(verdict, accepting)
         if not accepting and reach.opaque:
             return True
         if not accepting:
@@ -322,6 +316,13 @@ class Drift:
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False
+
+    def _strange(self, verdict: Verdict, accepting: tuple[Verdict, ...]) -> bool:
+        """Whether none of a definition's kin accepts what is passed, by name where names are passed."""
+        unknown = set(verdict.mismatch.unknown)
+        kin = [v.target for v in accepting if self.related(verdict.target, v.target)]
+        knowing = (other for other in kin if not unknown or unknown & set(_named(other.signature, other.skip)))
+        return bool(accepting) and not any(knowing)
 
     def _hands_down(self, call: Call, context: Context, target: Candidate) -> bool:
         """Whether a method calls its own name on its parts, which are not of its own kind."""
