@@ -81,6 +81,8 @@ class PackedRunner:
         DeviceError: CUDA graphs of a model that is not on a GPU.
     """
 
+    # tensors made in inference mode could be written in no other
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,

@@ -229,6 +229,15 @@ def test_a_graph_cannot_record_experts_that_the_host_loops_over() -> None:
     assert request.generated == answer("inkling", PROMPTS[5]).tokens[:5]
 
 
+@pytest.mark.parametrize("inside", ["made", "run"])
+def test_a_runner_is_made_in_one_inference_mode_and_run_in_another(inside: str) -> None:
+    model = tiny_model("lfm2", seed=3)
+    with torch.inference_mode(inside == "made"):
+        runner = mixed_runner("lfm2", model=model)
+    with torch.inference_mode(inside == "run"):
+        serve_all(runner, "lfm2", PROMPTS[:5])
+
+
 @pytest.mark.parametrize("experts", ["batched_mm", "grouped_mm"])
 def test_experts_without_a_loop_are_recorded(experts: str) -> None:
     model = tiny_model("inkling", seed=3)
