@@ -3,6 +3,7 @@ with the recorder of torch ops on a CPU, with CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.engines.transformers.scenes import (
     NEW_TOKENS,
     PROMPTS,
     answer,
+    assert_stock,
     layouts,
     make_runner,
     models,
@@ -142,6 +144,40 @@ def test_nan_left_behind_by_others_reaches_nobody(
     runner.graphs.run(ForwardMode.DECODE, [])
     serve_all(runner, name, PROMPTS[:4])
     assert not any(store[:, NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
+
+
+def spoil(runner: PackedRunner) -> None:
+    """Live rows in the static inputs, garbage in the metadata, NaN in what padded tokens wrote and graphs gave."""
+    graphs, metadata = runner.graphs, runner.sidecar._buffers._full
+    graphs._inputs.fill_(2)
+    graphs._inputs[0] = torch.arange(graphs._inputs.shape[1], device=runner.device)
+    graphs._tokens.fill_(77)
+    graphs._live.fill_(3)
+    graphs._track_mask.fill_(True)
+    for field in dataclasses.fields(metadata):
+        if isinstance(tensor := getattr(metadata, field.name), torch.Tensor):
+            tensor.fill_(1)
+    for store in (*runner.store.keys.values(), *runner.store.values.values()):
+        store[:, SCRATCH] = torch.nan
+    for bucket in graphs._buckets.values():
+        if bucket.output is not None:
+            bucket.output.logits.fill_(torch.nan)
+            bucket.output.tokens.fill_(-1)
+
+
+@models
+@layouts
+@places
+def test_nothing_stale_in_static_buffers_reaches_a_live_row(name: str, layout: str, backend: str, device: str) -> None:
+    runner = mixed_runner(name, layout=layout, backend=backend, device=device)
+    for index, prompt in enumerate(PROMPTS[:7]):
+        runner.add(prompt, NEW_TOKENS, arrival=3 * index)
+    while not runner.idle:
+        spoil(runner)
+        runner.step()
+    for request in runner.requests:
+        assert len(request.generated) == NEW_TOKENS
+        assert_stock(name, request)
 
 
 @models
