@@ -65,12 +65,17 @@ class PrefixCache:
 
     def publish(self, slot: int, tokens: Sequence[int], saved: list[Tensor]) -> None:
         """Offer a reserved slot, now written, as the state after `tokens`; a prefix known already frees the slot."""
-        self._reserved.remove(slot)
         key = tuple(tokens)
         if key in self._entries:
-            self._allocator.free([slot])
+            self.release(slot)
             return
+        self._reserved.remove(slot)
         self._entries[key] = PrefixEntry(key, slot, saved)
+
+    def release(self, slot: int) -> None:
+        """Give a reserved slot back that is of no use."""
+        self._reserved.remove(slot)
+        self._allocator.free([slot])
 
     def clear(self) -> None:
         """Forget every prefix and free its slot."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from hwbackends.engines.transformers.packed import KeyValueStore
 from hwbackends.engines.transformers.prefixes import PrefixCache
 from hwbackends.engines.transformers.requests import Request, RequestState, token_ids, whole
@@ -176,7 +178,15 @@ class Scheduler:
         return PADDED if slot is None else slot
 
     def publish(self, request: Request, slot: int) -> None:
-        """Offer a snapshot that the step just wrote; it stands at the last chunk boundary of the computed tokens."""
+        """Offer a snapshot that the step just wrote; it stands at the last chunk boundary of the computed tokens.
+
+        One that holds NaN or infinity is dropped: a request that overflowed may spoil those that share its steps, and
+        a prefix would carry that on to others. The host waits for the device to know.
+        """
         if slot > 0:
             boundary = request.computed // self._settings.chunk_size * self._settings.chunk_size
-            self.prefixes.publish(slot, request.span(0, boundary), self._store.save(request.row, boundary))
+            saved = self._store.save(request.row, boundary)
+            if bool(torch.stack([part.isfinite().all() for part in saved]).all()):
+                self.prefixes.publish(slot, request.span(0, boundary), saved)
+            else:
+                self.prefixes.release(slot)

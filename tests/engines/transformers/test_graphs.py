@@ -146,6 +146,31 @@ def test_nan_left_behind_by_others_reaches_nobody(
     assert not any(store[:, NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
 
 
+@models
+@layouts
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "eager"])
+def test_a_request_that_overflows_spoils_nobody_after_it(name: str, layout: str, recorded: bool) -> None:
+    """One token of the vocabulary gives NaN; who shared its steps is lost, prefix included, and nobody else."""
+    model = tiny_model(name, seed=3)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = torch.nan
+    runner = make_runner(name, None, recorded, model=model, layout=layout, max_batch=2, prefix_slots=5)
+    lost = [runner.add((0, *PROMPTS[4]), 9), runner.add(PROMPTS[5], 9)]
+    runner.run()
+    assert all(torch.stack(request.logits).isnan().any() for request in lost)
+    assert not len(runner.scheduler.prefixes)
+    with torch.no_grad():  # the same weights, but for padded tokens
+        model.get_input_embeddings().weight[0] = stock_model(name).get_input_embeddings().weight[0]
+    before = len(runner.requests)
+    for prompt in (PROMPTS[5], PROMPTS[8], PROMPTS[5]):
+        runner.add(prompt, NEW_TOKENS)
+    for request in runner.run()[before:]:
+        assert_stock(name, request)
+    assert len(runner.scheduler.prefixes) > 0
+    runner.close()
+    assert not runner.scheduler.allocator.used
+
+
 def spoil(runner: PackedRunner) -> None:
     """Live rows in the static inputs, garbage in the metadata, NaN in what padded tokens wrote and graphs gave."""
     graphs, metadata = runner.graphs, runner.sidecar._buffers._full
