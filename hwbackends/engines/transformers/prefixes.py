@@ -77,6 +77,11 @@ class PrefixCache:
         self._reserved.remove(slot)
         self._allocator.free([slot])
 
+    def abandon(self) -> None:
+        """Give every reserved slot back: the step that was to write them has failed."""
+        for slot in list(self._reserved):
+            self.release(slot)
+
     def clear(self) -> None:
         """Forget every prefix and free its slot."""
         self._allocator.free([entry.slot for entry in self._entries.values()])

@@ -234,18 +234,22 @@ class PackedRunner:
         self.counters.steps += 1
         if not self.scheduler.running:
             return StepReport(index, ForwardMode.IDLE, 0, 0)
-        if any(request.prefilling for request in self.scheduler.running):
-            report = self._extend_step(index)
-        elif self.drafter is not None:
-            report = self._verify_step(index, self.drafter)
-        else:
-            report = self._decode_step(index)
+        try:
+            report = self._forward_step(index)
+        except BaseException:
+            self.scheduler.prefixes.abandon()
+            raise
         mode = report.forward_mode.value
         self.counters.by_mode[mode] = self.counters.by_mode.get(mode, 0) + 1
         for request in [request for request in self.scheduler.running if request.done]:
             self.scheduler.leave(request, RequestState.FINISHED)
             report.finished.append(request)
         return report
+
+    def _forward_step(self, index: int) -> StepReport:
+        if any(request.prefilling for request in self.scheduler.running):
+            return self._extend_step(index)
+        return self._decode_step(index) if self.drafter is None else self._verify_step(index, self.drafter)
 
     def _call_model(self, step: PackedStep, keep: Tensor | int) -> ForwardOutput:
         """Run the model; nothing waits for the device. `keep`: the tokens whose logits are wanted, 0 for all."""

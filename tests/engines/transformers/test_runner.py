@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -315,6 +317,33 @@ def test_bad_requests_are_refused_and_change_nothing() -> None:
         runner.add((1,), 3, arrival="soon")  # type: ignore[arg-type]
     assert runner.requests == []
     assert runner.idle
+
+
+@layouts
+def test_a_step_that_fails_before_the_model_ran_may_be_tried_again_and_leaks_no_slot(layout: str) -> None:
+    runner = make_runner("lfm2", recorded=False, layout=layout, max_batch=3, prefix_slots=5)
+    forwards = 0
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[None]:
+        nonlocal forwards
+        forwards += 1
+        if forwards % 3 == 0:
+            raise MemoryError
+        yield
+
+    runner._guard = guard
+    for prompt in PROMPTS:
+        runner.add(prompt, NEW_TOKENS)
+    while not runner.idle:
+        with contextlib.suppress(MemoryError):
+            runner.step()
+    for request in runner.requests:
+        assert len(request.generated) == NEW_TOKENS
+        assert_stock("lfm2", request)
+    assert len(runner.scheduler.prefixes) > 0
+    runner.close()
+    assert not runner.scheduler.allocator.used
 
 
 def test_prompts_may_be_arrays_and_tensors() -> None:
