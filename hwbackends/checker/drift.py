@@ -101,6 +101,11 @@ class Drift:
             weighed.append((item, confidence(item, len(sites[kind]), self.accepted[kind])))
         return self.findings(self._thinned(weighed)) + settled(self.lacking)
 
+    def close(self) -> None:
+        """End the circles of references: what was inferred is freed at once, without a walk of the collector."""
+        vars(self.inference).clear()
+        vars(self).clear()
+
     def collect(self, files: Iterable[int]) -> list[Rejection]:
         """The rejections of the calls in some files."""
         found: list[Rejection] = []
@@ -872,6 +877,8 @@ def _collect_part(number: int, jobs: int) -> _Part:
 def check_drift(program: Program, jobs: int = 1) -> list[Finding]:
     """All findings of drift mode, in order of place."""
     large = sum(len(file.facts.calls) for file in program.files) > _WORTH_FORKING
-    findings = Drift(program).check(jobs if large and workers.can_fork() else 1)
+    drift = Drift(program)
+    findings = drift.check(jobs if large and workers.can_fork() else 1)
+    drift.close()
     found = {finding.sort_key: finding for finding in findings}
     return [found[key] for key in sorted(found, key=repr)]

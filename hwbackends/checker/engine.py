@@ -70,11 +70,9 @@ def _run(roots: list[str], options: Options) -> Outcome:
     known = store.result(key(beside))
     if known is not None:
         return Outcome(known[0], known[1], len(paths), 0, True)
-    reader = _Reader(store, _tops(paths), options.jobs, problems)
-    facts = reader.facts(sources)
-    outside, beside = _outside(reader, around, facts)
-    store.keep_paths(alone, reader.asked)
-    reader.keep()
+    gathered = _gathered(_Reader(store, _tops(paths), options.jobs, problems), sources, around)
+    facts, outside, beside = gathered.facts, gathered.outside, gathered.beside
+    store.keep_paths(alone, gathered.asked)
     findings = [_unreadable(problem) for problem in problems]
     program = Program(facts + outside, checked=len(facts))
     findings += (
@@ -84,26 +82,36 @@ def _run(roots: list[str], options: Options) -> Outcome:
     )
     ignores = {path: found.ignores for path, found in facts if found.ignores}
     store.keep_result(key(beside), findings, ignores)
-    return Outcome(findings, ignores, len(paths), reader.parsed, False)
+    return Outcome(findings, ignores, len(paths), gathered.parsed, False)
 
 
-def _outside(
-    reader: _Reader, around: list[surroundings.Package], facts: list[tuple[str, FileFacts]]
-) -> tuple[list[tuple[str, FileFacts]], list[tuple[str, bytes]]]:
-    """Facts of what the trees import from the packages around them, and those files with their digests."""
-    found: list[tuple[str, FileFacts]] = []
-    sources: list[tuple[str, bytes]] = []
-    newest = facts
+class _Gathered(NamedTuple):
+    """Facts of the trees, and of what they import from the packages around them."""
+
+    facts: list[tuple[str, FileFacts]]
+    outside: list[tuple[str, FileFacts]]
+    beside: list[tuple[str, bytes]]  # the files of the latter, with their digests
+    asked: list[str]  # where they were looked for
+    parsed: int
+
+
+def _gathered(reader: _Reader, sources: list[tuple[str, bytes]], around: list[surroundings.Package]) -> _Gathered:
+    """Read everything and keep it in the cache; what the reader holds of it ends with this call."""
+    facts = newest = reader.facts(sources, reader.problems)
+    outside: list[tuple[str, FileFacts]] = []
+    beside: list[tuple[str, bytes]] = []
+    asked: dict[str, None] = {}
     for _ in range(surroundings.STEPS):
-        asked = [path for path in surroundings.imported(around, newest) if path not in reader.asked]
-        reader.asked += asked
-        fresh = _sources(surroundings.existing(around, asked))
+        wanted = [path for path in surroundings.imported(around, newest) if path not in asked]
+        asked.update(dict.fromkeys(wanted))
+        fresh = _sources(surroundings.existing(around, wanted))
         if not fresh:
             break
-        sources += fresh
+        beside += fresh
         newest = reader.facts(fresh, [])
-        found += newest
-    return found, sources
+        outside += newest
+    reader.keep()
+    return _Gathered(facts, outside, beside, list(asked), reader.parsed)
 
 
 def _sources(paths: list[str]) -> list[tuple[str, bytes]]:
@@ -138,17 +146,14 @@ class _Reader:
         self.known = store.facts(tops)
         self.fresh: dict[bytes, bytes] = {}
         self.used: list[bytes] = []
-        self.asked: list[str] = []  # paths outside the trees that were looked for
         self.parsed = 0
 
-    def facts(
-        self, sources: list[tuple[str, bytes]], problems: list[Problem] | None = None
-    ) -> list[tuple[str, FileFacts]]:
+    def facts(self, sources: list[tuple[str, bytes]], problems: list[Problem]) -> list[tuple[str, FileFacts]]:
         digests = dict(sources)
         todo = [path for path, digest in sources if digest not in self.known and digest not in self.fresh]
         for path, result in _parse_all(todo, self.tops, self.jobs):
             if isinstance(result, Problem):
-                (self.problems if problems is None else problems).append(result)
+                problems.append(result)
             else:
                 self.parsed += 1
                 self.fresh[digests[path]] = result
