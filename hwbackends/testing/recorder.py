@@ -158,52 +158,49 @@ class _Recorder(TorchDispatchMode):
         reason = sync_reason(func, args, kwargs)
         if reason:
             raise SyncError(f"CpuGraph.capture: {reason}; a graph cannot record it")
-        _refuse_unrecordable(func, args, kwargs)
+        if _handles_memory_or_generators(func):
+            _refuse_unrecordable(func, args, kwargs)
         if _only_views(func):
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        before, written = storages((args, kwargs)), storages(_written(func, args, kwargs))
         self._save(written)
-        before = storages((args, kwargs))
-        self._refuse_unfilled(func, before.keys() - storages(written).keys())
+        if not self._unfilled.isdisjoint(before):
+            self._refuse_unfilled(func, before.keys() - written.keys())
         result = func(*args, **kwargs)
-        if any(leaf.layout is not torch.strided for leaf in tensors(result)):
-            raise GraphError(
-                f"CpuGraph.capture: {func._schema.name} gives a sparse tensor; only dense ones are recorded"
-            )
-        self._refuse_growth(func, written)
-        fresh = self._fresh(result, before)
-        empty = func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty")
-        if empty:
-            self._unfilled |= {
-                tensor.untyped_storage()._cdata for _, tensor in fresh if tensor.untyped_storage().nbytes()
-            }
-        if written or (fresh and not empty):
+        if written:
+            self._refuse_growth(func, written)
+        fresh = self._fresh(func, result, before)
+        if _makes_empty(func):
+            self._unfilled |= {key for leaf in tensors(result) if (key := leaf.untyped_storage()._cdata) not in before}
+        elif written or fresh:
             self.calls.append(_Call(func, _pin(args), _pin(kwargs), fresh))
         return result
 
-    def _save(self, written: list[Tensor]) -> None:
-        for key, storage in storages(written).items():
+    def _save(self, written: dict[int, torch.UntypedStorage]) -> None:
+        for key, storage in written.items():
             self._unfilled.discard(key)
             if key not in self.owned and key not in self._saved:
                 self._saved[key] = storage, storage.clone()
 
     def _refuse_unfilled(self, func: Any, read: Set[int]) -> None:
-        if not self._unfilled.isdisjoint(read):
+        if any(key in self._unfilled and self.owned[key].nbytes() for key in read):
             name = func._schema.name
             raise GraphError(
                 f"CpuGraph.capture: {name} reads memory of empty() that no recorded op filled; what wrote it (NumPy, a "
                 "kernel of its own) is no torch op, and a replay would not run it"
             )
 
-    def _refuse_growth(self, func: Any, written: list[Tensor]) -> None:
-        for key, storage in storages(written).items():
+    def _refuse_growth(self, func: Any, written: dict[int, torch.UntypedStorage]) -> None:
+        for key, storage in written.items():
             if key in self._saved and storage.nbytes() != self._saved[key][1].nbytes():
                 name = func._schema.name
                 raise GraphError(f"CpuGraph.capture: {name} resizes memory from outside; make it large enough before")
 
-    def _fresh(self, result: Any, before: dict[int, torch.UntypedStorage]) -> tuple[tuple[int, Tensor], ...]:
+    def _fresh(self, func: Any, result: Any, before: dict[int, torch.UntypedStorage]) -> tuple[tuple[int, Tensor], ...]:
         fresh: list[tuple[int, Tensor]] = []
         for position, leaf in enumerate(tensors(result)):
+            if leaf.layout is not torch.strided:
+                raise GraphError(f"CpuGraph.capture: {func._schema.name} gives a tensor that is not dense")
             if (storage := leaf.untyped_storage())._cdata not in before:
                 self.owned[storage._cdata] = storage
                 fresh.append((position, _pin(leaf)))
@@ -227,6 +224,19 @@ def _refuse_unrecordable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             f"CpuGraph.capture: {name} gives a tensor the memory of a storage, which no recorded op fills (Triton's "
             "interpreter, a deep copy and an unpickled tensor do so); a graph cannot record it"
         )
+
+
+@functools.cache
+def _handles_memory_or_generators(func: Any) -> bool:
+    """Whether `_refuse_unrecordable` has anything to ask."""
+    schema = func._schema
+    return schema.name == "aten::set_" or any("Generator" in str(argument.type) for argument in schema.arguments)
+
+
+@functools.cache
+def _makes_empty(func: Any) -> bool:
+    """Whether an op gives memory that holds nothing yet: there is nothing to replay."""
+    return bool(func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty"))
 
 
 @functools.cache
