@@ -21,6 +21,12 @@ _FORMATS = ("text", "json", "sarif", "github")
     "--contract", metavar="FILE", help="Check the hooks that this YAML file names. Default: our own contract."
 )
 @click.option("--drift", is_flag=True, default=None, help="Check every call of the trees, without a contract.")
+@click.option(
+    "--with-package",
+    is_flag=True,
+    default=None,
+    help="With --drift: read what TREES import from the package around.",
+)
 @click.option("--format", "format_", type=click.Choice(_FORMATS), help="How to print findings. Default: text.")
 @click.option("--select", multiple=True, metavar="RULES", help="Only these rules (HWB101,HWB2 or ALL). Repeatable.")
 @click.option("--ignore", multiple=True, metavar="RULES", help="All but these rules. Repeatable.")
@@ -119,4 +125,5 @@ def _engine_options(options: dict[str, Any], config: dict[str, Any]) -> Any:
         contract = load_contract(options["contract"] or config.get("contract") or default_contract())
     directory = options["cache_dir"] or config.get("cache-dir") or cache.default_directory()
     exclude = (*options["exclude"], *config.get("exclude", ()))
-    return engine.Options(contract, exclude, None if options["no_cache"] else directory, options["jobs"])
+    package = bool(options["with_package"] or config.get("with-package", False))
+    return engine.Options(contract, exclude, None if options["no_cache"] else directory, options["jobs"], package)

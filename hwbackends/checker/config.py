@@ -8,7 +8,7 @@ from typing import Any
 
 _KINDS: dict[str, type] = {
     "trees": list, "drift": bool, "contract": str, "select": list, "ignore": list, "exclude": list, "baseline": str,
-    "confidence": str, "format": str, "cache-dir": str,
+    "confidence": str, "format": str, "cache-dir": str, "with-package": bool,
 }  # fmt: skip
 _PATHS = ("trees", "contract", "baseline", "cache-dir")
 

@@ -30,6 +30,7 @@ class Options(NamedTuple):
     exclude: tuple[str, ...] = ()
     cache_dir: str | None = None
     jobs: int = 0  # 0: as many as there are usable cores
+    package: bool = False  # drift mode: read what a tree imports from the package around it
 
 
 class Outcome(NamedTuple):
@@ -60,7 +61,7 @@ def _run(roots: list[str], options: Options) -> Outcome:
     wanted = options.contract.pattern() if options.contract is not None else None
     sources = _read(paths, problems, wanted)
     store = cache.Store(options.cache_dir, roots)
-    around = surroundings.packages(roots) if options.contract is None else []
+    around = surroundings.packages(roots) if options.package and options.contract is None else []
 
     def key(beside: list[tuple[str, bytes]]) -> str:
         return store.result_key(sources + beside, options.contract, problems)

@@ -1,4 +1,5 @@
-"""What a tree imports from the package that it is a folder of: files read for their definitions, not checked."""
+"""What a tree imports from the package that it is a folder of: files read for their definitions where
+`--with-package` asks for it, and not checked."""
 
 from __future__ import annotations
 

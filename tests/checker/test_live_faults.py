@@ -37,7 +37,8 @@ def test_the_rest_of_the_package_around_a_tree_gives_definitions_and_no_findings
             "pkg/engine/layer.py": "from pkg.ops import rotate\n\nrotate(query=1, key=2, is_neox=True)\n",
         },
     )
-    (found,) = shown(tmp_path / "pkg/engine")
+    assert not shown(tmp_path / "pkg/engine")  # unless asked, nothing outside of a tree is opened
+    (found,) = shown(tmp_path / "pkg/engine", package=True)
     assert (found.rule, found.missing) == ("HWB105", ("query", "key", "q", "k"))
     assert found.definition is not None
     assert found.definition.file == str(tmp_path / "pkg/ops/rope.py")
@@ -47,7 +48,7 @@ def test_the_rest_of_the_package_around_a_tree_gives_definitions_and_no_findings
 
 def test_nothing_beside_a_tree_is_read_when_no_package_holds_it(tmp_path: Path) -> None:
     files = {"ops.py": "def rotate(q):\n    return q\n", "engine/layer.py": "from ops import rotate\n\nrotate(x=1)\n"}
-    assert not shown(write(tmp_path, files) / "engine")
+    assert not shown(write(tmp_path, files) / "engine", package=True)
 
 
 def test_a_link_out_of_the_package_is_not_followed_for_a_definition(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_link_out_of_the_package_is_not_followed_for_a_definition(tmp_path: Pa
         },
     )
     (tmp_path / "pkg/rope.py").symlink_to(tmp_path / "other/rope.py")
-    assert not shown(tmp_path / "pkg/engine")
+    assert not shown(tmp_path / "pkg/engine", package=True)
 
 
 PLATFORM_IMPORTS = """
@@ -168,7 +169,7 @@ def test_another_protocol_under_the_same_name_is_told_by_its_renamed_parameters(
 
 def test_a_cached_answer_ends_when_a_definition_around_the_tree_appears_or_changes(tmp_path: Path) -> None:
     write(tmp_path, {"pkg/__init__.py": "", "pkg/engine/layer.py": "from pkg.rope import rotate\n\nrotate(x=1)\n"})
-    options = Options(cache_dir=str(tmp_path / "cache"), jobs=1)
+    options = Options(cache_dir=str(tmp_path / "cache"), jobs=1, package=True)
 
     def rules() -> list[str]:
         return [found.rule for found in run([str(tmp_path / "pkg/engine")], options).findings]

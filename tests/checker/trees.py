@@ -20,10 +20,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def shown(*roots: Path, contract: Path | None = None, selection: Selection | None = None) -> list[Finding]:
-    """What a run with default settings reports."""
+def shown(
+    *roots: Path, contract: Path | None = None, selection: Selection | None = None, package: bool = False
+) -> list[Finding]:
+    """What a run with default settings reports; `package`: with what the trees import from the package around them."""
     loaded = load_contract(str(contract)) if contract is not None else None
-    outcome = run([str(root) for root in roots], Options(contract=loaded, jobs=1))
+    outcome = run([str(root) for root in roots], Options(contract=loaded, jobs=1, package=package))
     return apply(outcome.findings, selection or Selection(), outcome.ignores, {}).findings  # type: ignore[arg-type]
 
 
