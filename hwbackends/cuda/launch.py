@@ -115,9 +115,10 @@ class Launch:
             self._make_ready(tensors, dependent, first)
 
     def compile_dependent(self, tensors: Sequence[Tensor], first: tuple[int, ...] = ()) -> None:
-        """Make the dependent form ready for `at`, launching nothing."""
+        """Make the dependent form ready for `at`, launching nothing. Inside a capture, which allows neither compiling
+        nor loading, only what was compiled before becomes ready."""
         device, known = self._known(tensors)
-        if True not in known:
+        if True not in known and not capturing():
             known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
         self._keep(known, device)
 

@@ -90,6 +90,18 @@ def test_an_address_that_16_does_not_divide_goes_through_triton_itself(kernel: K
     assert kernel.warm == []
 
 
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_form_is_compiled_without_a_launch_but_never_inside_a_capture(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, capture: bool
+) -> None:
+    monkeypatch.setattr(launching, "capturing", lambda: capture)
+    x, launch = torch.zeros(64), make(kernel)
+    launch.compile_dependent([x])
+    assert kernel.compiled == ([] if capture else [True])
+    assert kernel.warm == []
+    assert launch.at([x.data_ptr()], dependent=True) is not capture
+
+
 class Ahead:
     """A form that fetches ahead and writes down what it was asked."""
 
