@@ -206,7 +206,9 @@ def _plan(
     check_device(hook, x)
     make = {"conv_decode": _decode, "conv_extend": _extend}.get(hook, _draft)
     options = conv_constants(x, weight, bias, state, activation, residual, out)
-    launch = make(hook, x, weight, state, metadata, options)
+    launch = make(hook, x, state, metadata, options)
+    if hook == "conv_decode":
+        attach(launch, conv_decode_ahead_kernel, state, weight, metadata, options)
     plan = ConvPlan(hook, (x, weight, bias, activation, residual, out), launch, span(state))
     if hook == "conv_extend":
         # the extents of a prefill seldom come back: one plan per state, not one per extent
@@ -235,7 +237,7 @@ def conv_constants(
     residual: bool,
     out: Tensor | None,
 ) -> dict[str, Any]:
-    """Compile-time arguments that every conv kernel takes."""
+    """Compile-time arguments that every conv kernel takes. What makes a launch adds its own to them."""
     tensor = state.tensor
     return {
         "D": state.dim,
@@ -270,23 +272,17 @@ def span(state: ConvState) -> tuple[int, int]:
     return start, start + width * tensor.element_size()
 
 
-def _decode(
-    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
-) -> Launch:
+def _decode(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     rows = x.shape[0]
     block, warps = tuning.decode(rows, state.dim)
     options |= {"TRACK": metadata.tracks, "TAIL": rows > metadata.num_reqs, "PDL": False, "BLOCK_D": block}
     fixed = [state.tensor, metadata.cache_indices, positions(state, metadata), metadata.mamba_track_indices]
     constants = ordered(conv_decode_kernel, options)
-    grid, scalars = rows * cdiv(state.dim, block), [metadata.num_reqs]
-    launch = Launch(conv_decode_kernel, grid, scalars, constants, warps, fixed)
-    attach(launch, conv_decode_ahead_kernel, state, weight, metadata, options)
-    return launch
+    grid = rows * cdiv(state.dim, block)
+    return Launch(conv_decode_kernel, grid, [metadata.num_reqs], constants, warps, fixed)
 
 
-def _extend(
-    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
-) -> Launch:
+def _extend(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     rows, requests = x.shape[0], metadata.num_reqs
     block, tile, warps = tuning.extend(rows, state.dim)
     options |= {"TRACK": metadata.tracks, "PDL": False, "BLOCK_D": block, "BLOCK_T": tile}
@@ -308,9 +304,7 @@ def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
     return {"N": metadata.draft_token_num, "RS": strides[0], "RR": strides[1], "RD": strides[2] if state.dim > 1 else 1}
 
 
-def _draft(
-    hook: str, x: Tensor, weight: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]
-) -> Launch:
+def _draft(hook: str, x: Tensor, state: ConvState, metadata: StepMetadata, options: dict[str, Any]) -> Launch:
     commit = hook == "conv_draft_extend"
     rows, drafts = x.shape[0], metadata.draft_token_num
     requests = cdiv(rows, drafts)

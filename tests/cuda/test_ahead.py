@@ -11,8 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton ships for Linux only")
 
+from hwbackends.cuda import ahead, conv
 from hwbackends.cuda.ahead import FetchAhead, Trail
+from hwbackends.cuda.launch import Launch
 from hwbackends.state import ConvState
+from tests.backend.lab import Lab
 
 SLOTS, ROWS = 11, 8
 
@@ -69,3 +72,16 @@ def test_an_address_that_16_does_not_divide_leaves_the_launch_to_the_plain_form(
     fetch(state(7), trail)
     assert not first([torch.zeros(64)[1:]])
     assert written.calls == []
+
+
+@pytest.mark.parametrize(("rows", "fetches"), [(3, True), (64, True), (65, False)])
+def test_a_decode_conv_fetches_ahead_up_to_64_rows(rows: int, fetches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "interpreting", lambda: False)
+    monkeypatch.setattr(ahead, "dependent_launch", lambda: True)
+    monkeypatch.setattr(conv, "check_device", lambda hook, x: None)
+    launched: list[Launch] = []
+    monkeypatch.setattr(Launch, "at", lambda self, *arguments: launched.append(self) or True)
+    lab = Lab(layout="ring", rows={row: row for row in range(1, rows + 1)}, dim=5, slots=rows + 1, requests=rows + 1)
+    metadata = lab.prepare(lab.decode_batch(list(range(1, rows + 1))))
+    conv.conv_decode(torch.zeros(rows, 5), torch.zeros(5, 4), None, lab.pool.conv_state("k", 0), metadata)
+    assert [launch.ahead is not None for launch in launched] == [fetches]
