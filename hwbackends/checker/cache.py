@@ -21,6 +21,7 @@ from .model import Problem
 
 if TYPE_CHECKING:
     from .contract import HookContract
+    from .surroundings import Package
 
 Ignores = dict[str, dict[int, tuple[str, ...]]]
 
@@ -46,10 +47,14 @@ class Store:
         self._trees = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
     def result_key(
-        self, sources: list[tuple[str, bytes]], contract: HookContract | None, problems: list[Problem]
+        self,
+        sources: list[tuple[str, bytes]],
+        contract: HookContract | None,
+        around: list[Package],
+        problems: list[Problem],
     ) -> str:
         digest = hashlib.blake2b(_own_digest(), digest_size=16)
-        digest.update(repr(contract).encode())
+        digest.update(repr((contract, around)).encode("utf-8", "surrogateescape"))
         digest.update(repr(problems).encode("utf-8", "surrogateescape"))
         for path, content in sources:
             digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + content)

@@ -64,7 +64,7 @@ def _run(roots: list[str], options: Options) -> Outcome:
     around = surroundings.packages(roots) if options.package and options.contract is None else []
 
     def key(beside: list[tuple[str, bytes]]) -> str:
-        return store.result_key(sources + beside, options.contract, problems)
+        return store.result_key(sources + beside, options.contract, around, problems)
 
     alone = key([])
     beside = _sources(surroundings.existing(around, store.paths(alone)))

@@ -181,6 +181,23 @@ def test_a_cached_answer_ends_when_a_definition_around_the_tree_appears_or_chang
     assert rules() == []
 
 
+def test_a_cached_answer_without_the_package_is_not_given_for_one_with_it(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "pkg/__init__.py": "",
+            "pkg/rope.py": "def rotate(q):\n    return q\n",
+            "pkg/engine/layer.py": "from pkg.rope import rotate\n\nrotate(x=1)\n",
+        },
+    )
+
+    def rules(package: bool) -> list[str]:
+        options = Options(cache_dir=str(tmp_path / "cache"), jobs=1, package=package)
+        return [found.rule for found in run([str(tmp_path / "pkg/engine")], options).findings]
+
+    assert [rules(package) for package in (False, True, False, True)] == [[], ["HWB105"], [], ["HWB105"]]
+
+
 def test_a_stand_in_that_looks_at_nothing_does_not_excuse_the_real_function(tmp_path: Path) -> None:
     source = """
         def draft_context(group, *, owns_attention): return group, owns_attention
