@@ -132,19 +132,17 @@ class Launch:
     def _make_ready(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
         """Launch by a kernel that another launch compiled, or compile it, and keep it for later calls."""
         device, known = self._known(tensors)
-        if dependent in known:
-            self._keep(known, device)
-            if self.ahead is not None:
-                self.ahead.compile(tensors)
-            self._entry_or_at(tensors, dependent, first)
-            return
-        known[dependent] = _entry_of(self._entry(tensors, dependent, first))
-        if "PDL" in self._constants and not dependent and dependent_launch():
-            # loading a module is not allowed in a capture, so the other form is made ready now
-            known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
+        compiled = dependent in known
+        if not compiled:
+            known[dependent] = _entry_of(self._entry(tensors, dependent, first))
+            if "PDL" in self._constants and not dependent and dependent_launch():
+                # loading a module is not allowed in a capture, so the other form is made ready now
+                known[True] = _entry_of(self._entry(tensors, True, first, warmup=True))
         self._keep(known, device)
         if self.ahead is not None:
             self.ahead.compile(tensors)
+        if compiled:
+            self._entry_or_at(tensors, dependent, first)
 
     def _entry_or_at(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:
         if not self.at([tensor.data_ptr() for tensor in tensors], dependent, first):
