@@ -73,7 +73,7 @@ pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
 	  test -d $$folder || $(PIP) install --quiet --no-deps --target $$folder pluggy==$$version || exit 1; \
 	  PYTHONPATH=$$folder $(BIN)/python -c "import pluggy; assert pluggy.__version__ == '$$version', pluggy" || exit 1; \
 	  echo "pluggy $$version:"; \
-	  PYTHONPATH=$$folder $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_registry_*.py || exit 1; \
+	  PYTHONPATH=$$folder $(BIN)/python -m pytest -q -p no:cacheprovider tests/registry/test_registry_*.py || exit 1; \
 	done
 
 mutants: $(INSTALLED) ## every deliberately wrong backend through the conformance kit's quick lane; keeps the result

@@ -21,10 +21,10 @@ from typing import Any
 
 import pluggy
 
-from hwbackends.binding import Backend, bind, manager
-from hwbackends.candidates import discover, import_plugin
-from hwbackends.contracts import load_contract
-from tests import fake_plugins
+from hwbackends.contract.reader import load_contract
+from hwbackends.registry.binding import Backend, bind, manager
+from hwbackends.registry.candidates import discover, import_plugin
+from tests.registry import fake_plugins
 
 HOOK = "conv_decode"
 BODIES = {

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from hwbackends.bench import timing
 from hwbackends.bench.peers.sglang import Mode, Pool, Sglang
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.registry import load
-from hwbackends.state import StatePool
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import StatePool
 
 LAYERS, WIDTH, DRAFTS, INTERVAL = 5, 4, 4, 64
 STREAMS = {"K_FULL": 1024, "V_FULL": 1024, "ATTN": 4096, "MLP": 4096}

@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hwbackends.binding import Backend as Backend
     from hwbackends.errors import HwBackendsError as HwBackendsError
-    from hwbackends.registry import backends as backends
-    from hwbackends.registry import load as load
+    from hwbackends.registry.binding import Backend as Backend
+    from hwbackends.registry.loading import backends as backends
+    from hwbackends.registry.loading import load as load
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Backend": "hwbackends.binding",
+    "Backend": "hwbackends.registry.binding",
     "HwBackendsError": "hwbackends.errors",
-    "backends": "hwbackends.registry",
-    "load": "hwbackends.registry",
+    "backends": "hwbackends.registry.loading",
+    "load": "hwbackends.registry.loading",
 }
 
 __all__ = ["Backend", "HwBackendsError", "__version__", "backends", "load"]

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "demo": Lazy("hwbackends.demo.command:demo", "Serve a real hybrid model and compare every token.", "transformers"),
     "doctor": Lazy("hwbackends.doctor:command", "Show every backend, its state, and which one is chosen."),
-    "new-backend": Lazy("hwbackends.conformance.scaffold:new_backend", "Write a new backend's plugin package."),
+    "new-backend": Lazy("hwbackends.registry.scaffold:new_backend", "Write a new backend's plugin package."),
 }
 
 

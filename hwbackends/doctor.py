@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hwbackends import __version__
-from hwbackends.binding import inspect_plugin
-from hwbackends.candidates import Candidate, State, import_plugin, light_module
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 from hwbackends.errors import HwBackendsError
-from hwbackends.registry import REFERENCE, backends
-from hwbackends.selection import ENVIRONMENT, Request, select
+from hwbackends.registry.binding import inspect_plugin
+from hwbackends.registry.candidates import Candidate, State, import_plugin, light_module
+from hwbackends.registry.loading import REFERENCE, backends
+from hwbackends.registry.selection import ENVIRONMENT, Request, select
 
 PACKAGES = ("torch", "triton", "torch_npu", "triton-ascend", "transformers", "sglang", "vllm", "pluggy")
 _COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}

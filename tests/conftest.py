@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hwbackends import candidates
-from tests import fake_plugins
-from tests.fake_plugins import Site
+from hwbackends.registry import candidates
+from tests.registry import fake_plugins
+from tests.registry.fake_plugins import Site
 
 # One profile for every machine: a slow machine must not turn a property red, and a failure must come back.
 settings.register_profile(

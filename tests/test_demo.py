@@ -21,12 +21,12 @@ from hwbackends.cli import main
 from hwbackends.demo import serve, text
 from hwbackends.demo.serve import DemoResult, DemoSettings
 from hwbackends.engines.transformers.convs import SidecarConvs
-from hwbackends.engines.transformers.drafters import SeededDrafter
-from hwbackends.engines.transformers.graphs import ForwardOutput, StepGraphs, StepRow
-from hwbackends.engines.transformers.requests import Request
-from hwbackends.engines.transformers.runner import PackedRunner
 from hwbackends.engines.transformers.tiny import StockAnswer
-from hwbackends.metadata import ForwardMode
+from hwbackends.runner.drafters import SeededDrafter
+from hwbackends.runner.graphs import ForwardOutput, StepGraphs, StepRow
+from hwbackends.runner.requests import Request
+from hwbackends.runner.serving import PackedRunner
+from hwbackends.step.metadata import ForwardMode
 
 CHECKS = {
     "tokens equal to stock",

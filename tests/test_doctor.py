@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from hwbackends import doctor
 from hwbackends.cli import main
-from hwbackends.contracts import load_contract
-from tests.fake_plugins import MANIFEST, Site, definition, plugin_source
+from hwbackends.contract.reader import load_contract
+from tests.registry.fake_plugins import MANIFEST, Site, definition, plugin_source
 
 HOOKS = list(load_contract().hooks)
 ANSWER = """
-    from hwbackends.hookspecs import ProbeResult
+    from hwbackends.contract.hookspecs import ProbeResult
     def probe(device=None): return ProbeResult({})
 """
 
@@ -88,7 +88,7 @@ def test_a_hook_is_followed_to_the_file_that_defines_it(site: Site) -> None:
         from .conv import conv_decode
         from .conv import zero as clear_slots
         from plugin_good.conv import copy_slots
-        from hwbackends.hookspecs import hookimpl
+        from hwbackends.contract.hookspecs import hookimpl
         if os.name:
             conv_extend = hookimpl(convs.conv_extend)
         conv_target_verify = hookimpl(conv_extend)
@@ -128,7 +128,7 @@ def test_source_that_is_not_python_has_no_hooks(site: Site) -> None:
 
 def test_the_tiers_that_a_plugin_tells_are_shown(site: Site) -> None:
     probe = """
-        from hwbackends.hookspecs import ProbeResult
+        from hwbackends.contract.hookspecs import ProbeResult
         def probe(device=None): return ProbeResult(True, 'here', '')
         def hook_origins(): return {'conv_decode': 'triton'}
     """
@@ -140,7 +140,7 @@ def test_the_tiers_that_a_plugin_tells_are_shown(site: Site) -> None:
 def test_a_setting_that_names_no_tier_is_shown_and_stops_nothing(site: Site) -> None:
     probe = """
         from hwbackends.errors import HwBackendsError
-        from hwbackends.hookspecs import ProbeResult
+        from hwbackends.contract.hookspecs import ProbeResult
         def probe(device=None): return ProbeResult(True, 'here', '')
         def hook_origins(): raise HwBackendsError('no such tier')
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hwbackends
-from hwbackends.contracts import contracts_folder
+from hwbackends.contract.reader import contracts_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ("click", "pluggy", "pyyaml", "rich", "markdown-it-py", "mdurl", "pygments")
@@ -89,7 +89,7 @@ def test_the_doctor_of_a_bare_installation_sees_the_three_backends(bare_python: 
 
 
 def test_a_bare_installation_loads_its_own_contract(bare_python: Path, tmp_path: Path) -> None:
-    code = "from hwbackends.contracts import load_contract as c; print(c().path, len(c().hooks), c().version)"
+    code = "from hwbackends.contract.reader import load_contract as c; print(c().path, len(c().hooks), c().version)"
     path, hooks, version = run(bare_python, "-c", code, cwd=tmp_path).split()
     assert Path(path).is_relative_to(bare_python.parent.parent)
     assert (int(hooks), version) == (14, "1.0")

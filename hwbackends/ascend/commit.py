@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hwbackends import checks
 from hwbackends.ascend import kernels_commit, launch, variants
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.pool import StatePool
 from hwbackends.torch_ops import commit as torch_commit
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hwbackends import checks
 from hwbackends.ascend import kernels_conv, launch, variants
-from hwbackends.metadata import StepMetadata
-from hwbackends.state import ConvState
+from hwbackends.step import checks
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState
 from hwbackends.torch_ops import conv as torch_conv
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hwbackends.state import StatePool
+from hwbackends.step.pool import StatePool
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 """Dtypes of rows that the kernels take."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hwbackends import checks
 from hwbackends.ascend import kernels_metadata, launch, variants
-from hwbackends.metadata import StepBatch, StepMetadata
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.metadata import StepBatch, StepMetadata
+from hwbackends.step.pool import StatePool
 
 EXTEND_PROGRAMS = 32
 """Programs of an extend preparation. Each first sums the lengths before its share, so more programs read more."""

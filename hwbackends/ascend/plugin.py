@@ -5,7 +5,7 @@ from __future__ import annotations
 from hwbackends.ascend import probe as _probe
 from hwbackends.ascend import tier
 from hwbackends.ascend.tier import hook_origins as hook_origins
-from hwbackends.hookspecs import hookimpl
+from hwbackends.contract.hookspecs import hookimpl
 from hwbackends.torch_ops import commit as torch_commit
 from hwbackends.torch_ops import epilogue
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from hwbackends.ascend import tier
 from hwbackends.ascend.tier import hook_origins as hook_origins
 from hwbackends.ascend.tier import version_of
+from hwbackends.contract.hookspecs import ProbeResult
 from hwbackends.errors import UnsupportedError
-from hwbackends.hookspecs import ProbeResult
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 TOOLKIT_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hwbackends.bench import sizes
 from hwbackends.bench.sizes import DRAFTS, WIDTH
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.state import ConvStream, StatePool
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import ConvStream, StatePool
 
 BF16 = torch.bfloat16
 

@@ -19,7 +19,7 @@ import triton
 
 from hwbackends.bench import floor, sizes, steps, timing, works
 from hwbackends.bench.works import Case, Others, Peer
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
 
 Make = Callable[[], Case]
 

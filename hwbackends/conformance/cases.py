@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hwbackends.conformance import oracle
 from hwbackends.conformance.kit import Kit, bits, places
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.state import Layout, StatePool, layout_rows
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import Layout, StatePool, layout_rows
 
 GUARD = 1
 """Sentinel slots, request rows and rows of x around every tensor; a hook must not touch them."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hwbackends.contracts import load_contract, nearest
+from hwbackends.contract.reader import load_contract, nearest
 from hwbackends.errors import ContractError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 
 FOLDER = Path(__file__).parent
 

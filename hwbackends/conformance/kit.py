@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hwbackends.binding import Implementations, inspect_plugin
-from hwbackends.candidates import Candidate, State, discover, import_plugin, probe
 from hwbackends.conformance import oracle
 from hwbackends.conformance.claims import Claims, NotClaimed, read_claims
 from hwbackends.conformance.workers import Job, Outcome, Settings
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 from hwbackends.errors import BackendUnavailableError, HookNotImplementedError, SignatureDriftError
-from hwbackends.manifest import find_manifest, read_manifest
-from hwbackends.selection import Request, select
+from hwbackends.registry.binding import Implementations, inspect_plugin
+from hwbackends.registry.candidates import Candidate, State, discover, import_plugin, probe
+from hwbackends.registry.manifest import find_manifest, read_manifest
+from hwbackends.registry.selection import Request, select
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4

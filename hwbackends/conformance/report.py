@@ -13,7 +13,7 @@ from typing import Any
 
 from hwbackends.conformance.waivers import Waiver
 from hwbackends.conformance.workers import Outcome
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 
 SCHEMA = 1
 OUTCOMES = ("passed", "failed", "waived", "not_claimed")

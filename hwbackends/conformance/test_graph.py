@@ -14,7 +14,7 @@ from hwbackends.conformance import oracle
 from hwbackends.conformance.cases import CONV, LAYOUTS, Req, Rig, Shape, Weights, rig_for
 from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import cases, clauses
-from hwbackends.metadata import StepBatch, StepMetadata
+from hwbackends.step.metadata import StepBatch, StepMetadata
 from hwbackends.testing.recorder import Graph, graph_for
 
 ROWS = 5

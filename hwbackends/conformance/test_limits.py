@@ -11,8 +11,8 @@ from hwbackends.conformance.cases import Req, Rig, Shape, rig_for
 from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import cases, clauses
 from hwbackends.errors import HwBackendsError
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.state import ConvState, StatePool
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import ConvState, StatePool
 
 MANY = 70_000
 """Requests of one token: more than the 65,535 blocks that a launch grid may have."""

@@ -12,7 +12,7 @@ from hwbackends.conformance import oracle
 from hwbackends.conformance.cases import LAYOUTS, MODES, PREPARE, Req, Rig, Shape, Weights, judge_outputs, rig_for
 from hwbackends.conformance.kit import Kit, bits
 from hwbackends.conformance.marks import cases, clauses
-from hwbackends.metadata import StepMetadata
+from hwbackends.step.metadata import StepMetadata
 
 REQUESTS = [
     Req(3, tokens=5, length=7, accept=2), Req(-1, tokens=2, accept=1), Req(1, tokens=1, length=2, accept=0),

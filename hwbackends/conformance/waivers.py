@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwbackends.contracts import load_contract, nearest, read_document
+from hwbackends.contract.reader import load_contract, nearest, read_document
 from hwbackends.errors import ContractError
 
 _KEYS: dict[str, type | tuple[type, ...]] = {

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hwbackends.cuda import tuning
 from hwbackends.cuda.launch import Launch, dependent_launch, interpreting, ordered
-from hwbackends.metadata import StepMetadata
-from hwbackends.state import ConvState
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState
 
 
 class Trail:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.kernels_commit import commit_kernel, copy_slots_kernel
 from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change, ordered
 from hwbackends.errors import StrideError
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.pool import StatePool
 
 COMMIT = "update_mamba_state_after_mtp_verify"
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hwbackends import checks
 from hwbackends.cuda import tuning
 from hwbackends.cuda.ahead import attach
 from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, positions, span
@@ -14,8 +13,9 @@ from hwbackends.cuda.kernels_ahead import fused_add_rmsnorm_ahead_kernel
 from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
 from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
-from hwbackends.metadata import StepMetadata
-from hwbackends.state import ConvState
+from hwbackends.step import checks
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState
 
 MAX_DIM = 16384
 """Channels that one program can hold."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hwbackends.contract.hookspecs import hookimpl
 from hwbackends.cuda import commit, conv, epilogue, metadata
 from hwbackends.cuda import probe as device_probe
-from hwbackends.hookspecs import hookimpl
 
 probe = hookimpl(device_probe.probe)
 prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)

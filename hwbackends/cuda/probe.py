@@ -8,7 +8,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from hwbackends.hookspecs import ProbeResult
+from hwbackends.contract.hookspecs import ProbeResult
 
 NVML = "libnvidia-ml.so.1"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hwbackends.demo.serve import TIE_MARGIN, DemoResult
-from hwbackends.engines.transformers.requests import Request
+from hwbackends.runner.requests import Request
 
 
 def mean_accepted(request: Request) -> float | None:

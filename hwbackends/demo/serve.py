@@ -19,15 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import hwbackends
 from hwbackends.demo.text import make_prompts, read_text
-from hwbackends.engines.transformers.drafters import SeededDrafter, missing_counts
-from hwbackends.engines.transformers.graphs import CudaRecorder, Record
 from hwbackends.engines.transformers.models import describe
-from hwbackends.engines.transformers.requests import Request
-from hwbackends.engines.transformers.runner import PackedRunner, StepReport
-from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
 from hwbackends.errors import DeviceError
-from hwbackends.state import Layout
+from hwbackends.runner.drafters import SeededDrafter, missing_counts
+from hwbackends.runner.graphs import CudaRecorder, Record
+from hwbackends.runner.requests import Request
+from hwbackends.runner.serving import PackedRunner, StepReport
+from hwbackends.runner.settings import RunnerSettings
+from hwbackends.step.pool import Layout
 from hwbackends.switches import switched_on
 
 CHUNK = 32

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hwbackends.contracts import contracts_folder
+from hwbackends.contract.reader import contracts_folder
 from hwbackends.errors import ContractError, UnsupportedError
-from hwbackends.manifest import VersionRange, module_folders
+from hwbackends.registry.manifest import VersionRange, module_folders
 
 PLUGIN_NAME = "hwbackends"
 """Name of the plugin's entry point in every engine's group."""
@@ -281,7 +281,7 @@ def activate(engine: Engine, install: Callable[[], str]) -> bool:
 
 def _backend_name() -> str:
     """The backend that `load()` takes here; a machine without one keeps the engine's own code."""
-    from hwbackends.registry import load
+    from hwbackends.registry.loading import load
 
     return load().name
 

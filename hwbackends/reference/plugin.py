@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwbackends.hookspecs import hookimpl
+from hwbackends.contract.hookspecs import hookimpl
 from hwbackends.reference import probe as probe_module
 from hwbackends.torch_ops import commit, conv, epilogue, metadata
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hwbackends.hookspecs import ProbeResult
+from hwbackends.contract.hookspecs import ProbeResult
 
 ALWAYS_THERE = ("cpu", "meta")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hwbackends import checks
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.pool import StatePool
 from hwbackends.torch_ops.metadata import translate
 from hwbackends.torch_ops.rows import masked_write, window_rows
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hwbackends import checks
-from hwbackends.metadata import PADDED, StepBatch, StepMetadata
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.metadata import PADDED, StepBatch, StepMetadata
+from hwbackends.step.pool import StatePool
 
 
 def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hwbackends.metadata import StepMetadata
-from hwbackends.state import ConvState, Layout
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState, Layout
 
 
 def window_rows(layout: Layout, rows: int, history: int, end: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hwbackends import load
-from tests import sidecar_cases, test_sidecar, test_sidecar_graphs
+from tests.step import sidecar_cases, test_sidecar, test_sidecar_graphs
 
 
 def on_npu(test: Any) -> Any:

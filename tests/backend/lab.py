@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.registry import load
-from hwbackends.state import ConvStream, StatePool
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import ConvStream, StatePool
 
 DIGITS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
 BITS = (1.0, 2.0, 4.0, 8.0)

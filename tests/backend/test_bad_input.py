@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from hwbackends.checks import checked
 from hwbackends.errors import (
     ArgumentError,
     DeviceError,
@@ -23,7 +22,8 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
-from hwbackends.metadata import ForwardMode
+from hwbackends.step.checks import checked
+from hwbackends.step.metadata import ForwardMode
 from tests.backend.lab import Lab, same_bits
 
 MakeLab = Callable[..., Lab]
@@ -156,7 +156,7 @@ def test_a_ring_needs_lengths(target: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(("batch", "tokens"), [(17, 17), (3, 99)])
 def test_a_step_beyond_the_buffers_names_the_setting(batch: int, tokens: int) -> None:
-    from hwbackends.metadata import MetadataBuffers, MetadataLimits
+    from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
 
     buffers = MetadataBuffers(MetadataLimits(16, 64), "cpu", torch.int32)
     with pytest.raises(GraphLimitError, match="construct the sidecar with max_"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hwbackends.state import StatePool
+from hwbackends.step.pool import StatePool
 from tests.backend.lab import Lab, same_bits
 
 

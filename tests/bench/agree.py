@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hwbackends.bench.peers.common import Peer
 from hwbackends.bench.works import prefill_of
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.registry import load
-from hwbackends.state import ConvStream, StatePool
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import ConvStream, StatePool
 
 BATCH, DIM, WIDTH, SLOTS = 3, 5, 4, 11
 HISTORIES = (6, 0, 9)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hwbackends.contract.hookspecs import ProbeResult, hookimpl
 from hwbackends.errors import HwBackendsError
-from hwbackends.hookspecs import ProbeResult, hookimpl
-from hwbackends.metadata import StepMetadata
 from hwbackends.reference import plugin as reference
-from hwbackends.state import ConvState, StatePool
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState, StatePool
 
 Hook = Callable[..., Any]
 PREPARES = (

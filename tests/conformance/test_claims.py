@@ -11,7 +11,7 @@ import pytest
 from hwbackends.conformance.claims import read_claims
 from hwbackends.conformance.inventory import coverage, shipped_tests
 from hwbackends.conformance.waivers import read_waivers, unknown_ids
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 from hwbackends.errors import ContractError
 
 HOOKS = tuple(load_contract().hooks)

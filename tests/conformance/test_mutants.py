@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 from tests.conformance.mutants import HOOKS, MUTANTS
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from hwbackends.conformance.report import Report, Result, page
 from hwbackends.conformance.waivers import Waiver
-from hwbackends.contracts import load_contract
+from hwbackends.contract.reader import load_contract
 
 INFO = {"backend": "acme", "device": "cpu"}
 WAIVER = Waiver("test_a.py::test_b", "CS-CONV-01", "why", "https://example.org", datetime.date(2999, 1, 1))

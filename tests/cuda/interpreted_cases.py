@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
 from tests.backend import lab as laboratory
 from tests.backend.lab import Lab
 from tests.backend.test_cases import *  # noqa: F403

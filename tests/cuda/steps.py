@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hwbackends.conformance import oracle
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.state import ConvStream, StatePool
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.pool import ConvStream, StatePool
 
 PHASE = {
     ForwardMode.DECODE: "decode",

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from hwbackends.metadata import ForwardMode
-from hwbackends.registry import load
-from hwbackends.state import ConvStream, StatePool
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.pool import ConvStream, StatePool
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

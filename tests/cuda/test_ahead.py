@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton ships for Linux only")
 from hwbackends.cuda import ahead, conv
 from hwbackends.cuda.ahead import FetchAhead, Trail
 from hwbackends.cuda.launch import Launch
-from hwbackends.state import ConvState
+from hwbackends.step.pool import ConvState
 from tests.backend.lab import Lab
 
 SLOTS, ROWS = 11, 8

@@ -11,8 +11,8 @@ import torch
 
 from hwbackends.cuda.ahead import FetchAhead
 from hwbackends.cuda.launch import Chain
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

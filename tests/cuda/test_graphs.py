@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hwbackends.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch
-from hwbackends.registry import load
-from hwbackends.sidecar import ConvStateSidecar
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch
+from hwbackends.step.sidecar import ConvStateSidecar
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

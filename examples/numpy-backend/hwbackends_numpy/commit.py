@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from hwbackends import checks
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.pool import StatePool
 from hwbackends_numpy.arrays import Array, only_window, translate, view
 
 COMMIT = "update_mamba_state_after_mtp_verify"

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hwbackends import checks
-from hwbackends.metadata import StepMetadata
-from hwbackends.state import ConvState
+from hwbackends.step import checks
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import ConvState
 from hwbackends_numpy.arrays import Array, only_window, view
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hwbackends import checks
-from hwbackends.metadata import ForwardMode, StepBatch, StepMetadata
-from hwbackends.state import StatePool
+from hwbackends.step import checks
+from hwbackends.step.metadata import ForwardMode, StepBatch, StepMetadata
+from hwbackends.step.pool import StatePool
 from hwbackends_numpy.arrays import Array, only_window, translate
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwbackends.hookspecs import hookimpl
+from hwbackends.contract.hookspecs import hookimpl
 from hwbackends_numpy import commit, conv, metadata
 from hwbackends_numpy import probe as _probe
 

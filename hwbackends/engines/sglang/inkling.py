@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hwbackends.engines.sglang.steps import Limits, Steps, wrap_pool
 from hwbackends.errors import UnsupportedError
-from hwbackends.registry import load
-from hwbackends.sidecar import LayerHandle
+from hwbackends.registry.loading import load
+from hwbackends.step.sidecar import LayerHandle
 
 FUSED_SWITCHES = (
     "SGLANG_OPT_USE_INKLING_FUSED_AR_SCONV_NORM",

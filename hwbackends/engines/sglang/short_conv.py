@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hwbackends.engines.sglang.steps import Limits, Steps, wrap_pool
 from hwbackends.errors import GraphError, UnsupportedError
-from hwbackends.registry import load
-from hwbackends.sidecar import HostMirrors, LayerHandle
+from hwbackends.registry.loading import load
+from hwbackends.step.sidecar import HostMirrors, LayerHandle
 
 STREAM = "conv"
 

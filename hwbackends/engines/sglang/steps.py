@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hwbackends.errors import ShapeError, TreeDraftsError, UnsupportedError
-from hwbackends.metadata import ForwardMode, StepBatch
-from hwbackends.sidecar import ConvStateSidecar, LayerHandle
-from hwbackends.state import StatePool
+from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
+from hwbackends.step.sidecar import ConvStateSidecar, LayerHandle
 
 _POOLS: weakref.WeakKeyDictionary[Any, StatePool] = weakref.WeakKeyDictionary()
 """Wrapped pools by SGLang's `MambaPool`: every attention backend over one pool shares its draft rows."""

@@ -18,31 +18,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwbackends.engines.transformers.cache import ConvStateCache as ConvStateCache
-    from hwbackends.engines.transformers.drafters import Drafter as Drafter
-    from hwbackends.engines.transformers.drafters import NGramDrafter as NGramDrafter
-    from hwbackends.engines.transformers.drafters import SeededDrafter as SeededDrafter
-    from hwbackends.engines.transformers.graphs import CudaRecorder as CudaRecorder
     from hwbackends.engines.transformers.mtp import MtpDrafter as MtpDrafter
     from hwbackends.engines.transformers.patches import patch_model as patch_model
     from hwbackends.engines.transformers.patches import register as register
     from hwbackends.engines.transformers.patches import unregister as unregister
-    from hwbackends.engines.transformers.requests import Request as Request
-    from hwbackends.engines.transformers.runner import PackedRunner as PackedRunner
-    from hwbackends.engines.transformers.settings import RunnerSettings as RunnerSettings
+    from hwbackends.runner.drafters import Drafter as Drafter
+    from hwbackends.runner.drafters import NGramDrafter as NGramDrafter
+    from hwbackends.runner.drafters import SeededDrafter as SeededDrafter
+    from hwbackends.runner.graphs import CudaRecorder as CudaRecorder
+    from hwbackends.runner.requests import Request as Request
+    from hwbackends.runner.serving import PackedRunner as PackedRunner
+    from hwbackends.runner.settings import RunnerSettings as RunnerSettings
 
 _HOMES = {
-    "ConvStateCache": "cache",
-    "CudaRecorder": "graphs",
-    "Drafter": "drafters",
-    "MtpDrafter": "mtp",
-    "NGramDrafter": "drafters",
-    "PackedRunner": "runner",
-    "Request": "requests",
-    "RunnerSettings": "settings",
-    "SeededDrafter": "drafters",
-    "patch_model": "patches",
-    "register": "patches",
-    "unregister": "patches",
+    "ConvStateCache": "hwbackends.engines.transformers.cache",
+    "CudaRecorder": "hwbackends.runner.graphs",
+    "Drafter": "hwbackends.runner.drafters",
+    "MtpDrafter": "hwbackends.engines.transformers.mtp",
+    "NGramDrafter": "hwbackends.runner.drafters",
+    "PackedRunner": "hwbackends.runner.serving",
+    "Request": "hwbackends.runner.requests",
+    "RunnerSettings": "hwbackends.runner.settings",
+    "SeededDrafter": "hwbackends.runner.drafters",
+    "patch_model": "hwbackends.engines.transformers.patches",
+    "register": "hwbackends.engines.transformers.patches",
+    "unregister": "hwbackends.engines.transformers.patches",
 }
 
 __all__ = [
@@ -66,4 +66,4 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(home), name)

@@ -12,9 +12,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 from hwbackends.engines.transformers.models import AttentionShape, ModelSpec, describe
 from hwbackends.engines.transformers.patches import patch_model
 from hwbackends.errors import ArgumentError, UnsupportedError
-from hwbackends.metadata import ForwardMode, StepBatch
-from hwbackends.sidecar import ConvStateSidecar
-from hwbackends.state import Layout, StatePool
+from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.pool import Layout, StatePool
+from hwbackends.step.sidecar import ConvStateSidecar
 
 
 class ConvOnlyLayer:

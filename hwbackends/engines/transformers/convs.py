@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hwbackends.engines.transformers.models import ModelSpec
-from hwbackends.sidecar import ConvStateSidecar
+from hwbackends.step.sidecar import ConvStateSidecar
 
 
 class SidecarConvs:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hwbackends.errors import UnsupportedError
-from hwbackends.state import ConvStream
+from hwbackends.step.pool import ConvStream
 
 MIN_VERSION = (5, 17)
 """First release of Transformers whose InklingForCausalLM and Lfm2ForCausalLM this adapter was run with."""

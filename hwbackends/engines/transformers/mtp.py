@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from hwbackends.engines.transformers.convs import SidecarConvs
-from hwbackends.engines.transformers.drafters import Drafter, DrafterHost
 from hwbackends.engines.transformers.models import ModelSpec, cache_argument, describe_inkling
-from hwbackends.engines.transformers.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
 from hwbackends.engines.transformers.patches import patch_model
-from hwbackends.engines.transformers.requests import Request
 from hwbackends.errors import UnsupportedError
-from hwbackends.metadata import ForwardMode, StepBatch
-from hwbackends.sidecar import ConvStateSidecar
-from hwbackends.state import StatePool
+from hwbackends.runner.drafters import Drafter, DrafterHost
+from hwbackends.runner.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
+from hwbackends.runner.requests import Request
+from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
+from hwbackends.step.sidecar import ConvStateSidecar
 
 
 class HeadCache(PackedCache):

@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.short_conv_attn import (
 )
 
 from hwbackends.engines.vllm.steps import Steps, VllmStep, padded_prompts
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hwbackends.metadata import ForwardMode, StepBatch
-from hwbackends.sidecar import ConvStateSidecar, LayerHandle
-from hwbackends.state import StatePool
+from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
+from hwbackends.step.sidecar import ConvStateSidecar, LayerHandle
 
 LAYER = 0
 """vLLM gives each layer a cache of its own: a pool has one layer, and a stream per layer of vLLM."""

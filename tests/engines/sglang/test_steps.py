@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hwbackends.engines.sglang.steps import Limits, Steps, as_draft_rows, as_rows, fit, forward_mode, wrap_pool
 from hwbackends.errors import GraphLimitError, ShapeError, TreeDraftsError, UnsupportedError
-from hwbackends.metadata import ForwardMode
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
+from hwbackends.step.metadata import ForwardMode
 
 S, D, N, ROWS, SLOTS, LAYERS = 3, 5, 4, 6, 11, 2
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import hwbackends
-from hwbackends.engines.transformers.drafters import Drafter, SeededDrafter
-from hwbackends.engines.transformers.graphs import CudaRecorder
-from hwbackends.engines.transformers.requests import Request
-from hwbackends.engines.transformers.runner import PackedRunner
-from hwbackends.engines.transformers.settings import RunnerSettings
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
+from hwbackends.runner.drafters import Drafter, SeededDrafter
+from hwbackends.runner.graphs import CudaRecorder
+from hwbackends.runner.requests import Request
+from hwbackends.runner.serving import PackedRunner
+from hwbackends.runner.settings import RunnerSettings
 from hwbackends.testing.recorder import CpuGraph
 
 NEW_TOKENS = 23

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 SERVE = """
 import sys
 import torch
-from hwbackends.engines.transformers.drafters import missing_counts
+from hwbackends.runner.drafters import missing_counts
 from tests.engines.transformers.scenes import PROMPTS, assert_stock, make_runner, seeded
 
 torch.set_num_threads(1)

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from hwbackends.engines.transformers.drafters import missing_counts
 from hwbackends.engines.transformers.mtp import MtpDrafter
-from hwbackends.engines.transformers.requests import Request
 from hwbackends.engines.transformers.tiny import tiny_model
 from hwbackends.errors import UnsupportedError
+from hwbackends.runner.drafters import missing_counts
+from hwbackends.runner.requests import Request
 from tests.engines.transformers.scenes import (
     NEW_TOKENS,
     PROMPTS,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.engines.vllm.steps import Steps, VllmStep, padded_prompts, ragged
-from hwbackends.registry import load
+from hwbackends.registry.loading import load
 
 S, D, DRAFTS, BLOCKS = 3, 5, 3, 11
 EACH = DRAFTS + 1

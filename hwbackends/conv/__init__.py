@@ -1,0 +1,1 @@
+"""The conv state family: what an engine holds of it."""

@@ -1,0 +1,1 @@
+"""Packed serving of a model: scheduler, requests, prefixes, graphs, drafters."""
