@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from hwbackends.cuda import tuning
-from hwbackends.cuda.launch import Launch, dependent_launch, interpreting, ordered
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import ConvState
+from hwbackends.triton_ops.launch import Launch, dependent_launch, interpreting, ordered
 
 
 class Trail:

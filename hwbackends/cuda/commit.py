@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from hwbackends.cuda import tuning
-from hwbackends.cuda.kernels_commit import commit_kernel, copy_slots_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change, ordered
 from hwbackends.errors import StrideError
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
+from hwbackends.triton_ops.kernels_commit import commit_kernel, copy_slots_kernel
+from hwbackends.triton_ops.launch import LAYOUT_CODES, Launch, capturing, cdiv, note_change, ordered
 
 COMMIT = "update_mamba_state_after_mtp_verify"
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from hwbackends.cuda import tuning
 from hwbackends.cuda.ahead import attach
 from hwbackends.cuda.kernels_ahead import conv_decode_ahead_kernel
-from hwbackends.cuda.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
-from hwbackends.cuda.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture, ordered
 from hwbackends.errors import DeviceError
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import ConvState
+from hwbackends.triton_ops.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
+from hwbackends.triton_ops.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, launch_in_capture, ordered
 
 
 def conv_decode(

@@ -10,12 +10,12 @@ from hwbackends.cuda import tuning
 from hwbackends.cuda.ahead import attach
 from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, positions, span
 from hwbackends.cuda.kernels_ahead import fused_add_rmsnorm_ahead_kernel
-from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
-from hwbackends.cuda.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
 from hwbackends.errors import StrideError, UnsupportedError
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import ConvState
+from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
+from hwbackends.triton_ops.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
 
 MAX_DIM = 16384
 """Channels that one program can hold."""

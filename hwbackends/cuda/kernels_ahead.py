@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hwbackends.cuda.kernels_conv import RING, WINDOW, conv_decode_kernel
-from hwbackends.cuda.kernels_epilogue import fused_add_rmsnorm_kernel
+from hwbackends.triton_ops.kernels_conv import RING, WINDOW, conv_decode_kernel
+from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
 
 LINE_BYTES = tl.constexpr(128)
 

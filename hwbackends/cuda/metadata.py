@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hwbackends.cuda.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
-from hwbackends.cuda.launch import Launch, capturing, cdiv, interpreting, note_change, ordered, power_of_two
 from hwbackends.errors import DeviceError, ShapeError
 from hwbackends.step import checks
 from hwbackends.step.metadata import ForwardMode, StepBatch, StepMetadata
 from hwbackends.step.pool import StatePool
+from hwbackends.triton_ops.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
+from hwbackends.triton_ops.launch import Launch, capturing, cdiv, interpreting, note_change, ordered, power_of_two
 
 _FIELDS = (
     "req_pool_indices", "seq_lens", "computed_lens", "extend_seq_lens", "extend_prefix_lens", "num_accept_tokens",

@@ -3,7 +3,7 @@ any choice gives the same bits."""
 
 from __future__ import annotations
 
-from hwbackends.cuda.launch import power_of_two
+from hwbackends.triton_ops.launch import power_of_two
 
 
 def decode(rows: int, dim: int) -> tuple[int, int]:

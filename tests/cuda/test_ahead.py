@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="triton ships for Linux only")
 
 from hwbackends.cuda import ahead, conv
 from hwbackends.cuda.ahead import FetchAhead, Trail
-from hwbackends.cuda.launch import Launch
 from hwbackends.step.pool import ConvState
+from hwbackends.triton_ops.launch import Launch
 from tests.backend.lab import Lab
 
 SLOTS, ROWS = 11, 8

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton ships for Linux only")
 
-from hwbackends.cuda import launch as launching
-from hwbackends.cuda.launch import Launch
+from hwbackends.triton_ops import launch as launching
+from hwbackends.triton_ops.launch import Launch
 
 
 class Kernel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hwbackends.cuda.kernels_conv import RING, WINDOW, _at, _channels, _every, _state_row
+from hwbackends.triton_ops.kernels_conv import RING, WINDOW, _at, _channels, _every, _state_row
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hwbackends.cuda.kernels_conv import (
+from hwbackends.triton_ops.kernels_conv import (
     RING,
     WINDOW,
     _at,
