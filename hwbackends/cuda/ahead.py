@@ -9,9 +9,20 @@ from typing import Any
 from torch import Tensor
 
 from hwbackends.cuda import tuning
+from hwbackends.cuda.dependent import dependent_launch
+from hwbackends.cuda.kernels_ahead import conv_decode_ahead_kernel, fused_add_rmsnorm_ahead_kernel
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import ConvState
-from hwbackends.triton_ops.launch import Launch, dependent_launch, interpreting, ordered
+from hwbackends.triton_ops.kernels_conv import conv_decode_kernel
+from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
+from hwbackends.triton_ops.launch import Launch, interpreting, ordered
+
+FORMS = {
+    conv_decode_kernel: (conv_decode_ahead_kernel, False),
+    fused_add_rmsnorm_kernel: (fused_add_rmsnorm_ahead_kernel, True),
+}
+"""The kernel with fetching programs of each kernel, and whether it pays directly behind another launch of ours, too: a
+plain conv there is shorter than what it would fetch takes."""
 
 
 class Trail:
@@ -77,17 +88,14 @@ def attach(
     weight: Tensor,
     metadata: StepMetadata,
     options: dict[str, Any],
-    chained: bool = False,
 ) -> None:
     """Give a decode conv's launch the form that fetches ahead, where that pays and the tensors lie as it needs.
 
     Args:
         launch: the conv's.
-        kernel: its kernel with fetching programs.
+        kernel: what it launches.
         state, weight, metadata: the conv's.
         options: compile-time arguments of the launch.
-        chained: whether it pays directly behind another launch of ours, too. A plain conv there is shorter than what
-            it would fetch takes.
     """
     rows, tensor = metadata.cache_indices.shape[0], state.tensor
     if rows > tuning.AHEAD_ROWS or interpreting() or not dependent_launch():
@@ -95,8 +103,9 @@ def attach(
     dense = tensor.stride(2) == 1 and (weight.is_contiguous() or weight.t().is_contiguous())
     if not dense or tensor.stride(0) >= 1 << 31:
         return
+    kernel, chained = FORMS[kernel]
     fetchers = 1 + rows
-    constants = ordered(kernel, options | {"THREADS": 32 * launch.num_warps})
+    constants = ordered(kernel, options | {"THREADS": launch.traits.lanes * launch.num_warps})
     form = launch.with_kernel(kernel, launch.grid + fetchers, [fetchers], constants)
     trail = metadata.cache.setdefault(Trail, Trail())
     assert isinstance(trail, Trail)

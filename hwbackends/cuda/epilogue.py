@@ -1,24 +1,13 @@
-"""The fused epilogue over its Triton kernel: conv, add to the residual stream, RMSNorm, one launch."""
+"""The fused epilogue, over the launchers that GPU backends share: conv, add to the residual stream, RMSNorm."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from hwbackends.cuda import tuning
-from hwbackends.cuda.ahead import attach
-from hwbackends.cuda.conv import Call, check_device, conv_constants, draft_constants, positions, span
-from hwbackends.cuda.kernels_ahead import fused_add_rmsnorm_ahead_kernel
-from hwbackends.errors import StrideError, UnsupportedError
-from hwbackends.step import checks
+from hwbackends.cuda.traits import traits_of
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import ConvState
-from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
-from hwbackends.triton_ops.launch import Launch, capturing, cdiv, launch_in_capture, ordered, power_of_two
-
-MAX_DIM = 16384
-"""Channels that one program can hold."""
+from hwbackends.triton_ops.epilogue import run
 
 
 def fused_decode_add_rmsnorm(
@@ -35,14 +24,8 @@ def fused_decode_add_rmsnorm(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `hookspecs.fused_decode_add_rmsnorm`."""
-    plan = metadata.cache.get((state, "fused"))
-    if type(plan) is not FusedPlan or not plan.fits(
-        x, weight, bias, activation, residual, out, residual_stream, norm_weight, eps
-    ):
-        hook = "fused_decode_add_rmsnorm"
-        call = (x, weight, bias, activation, residual, out)
-        plan = _plan(hook, call, state, metadata, residual_stream, norm_weight, eps)
-    return plan(x, weight, bias, out, residual_stream, norm_weight)
+    hook, stream = "fused_decode_add_rmsnorm", (residual_stream, norm_weight, eps)
+    return run(hook, traits_of, x, weight, bias, state, metadata, *stream, activation, residual, out)
 
 
 def fused_target_verify_add_rmsnorm(
@@ -59,111 +42,5 @@ def fused_target_verify_add_rmsnorm(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `hookspecs.fused_target_verify_add_rmsnorm`."""
-    plan = metadata.cache.get((state, "fused"))
-    if type(plan) is not FusedPlan or not plan.fits(
-        x, weight, bias, activation, residual, out, residual_stream, norm_weight, eps
-    ):
-        hook = "fused_target_verify_add_rmsnorm"
-        call = (x, weight, bias, activation, residual, out)
-        plan = _plan(hook, call, state, metadata, residual_stream, norm_weight, eps)
-    return plan(x, weight, bias, out, residual_stream, norm_weight)
-
-
-class FusedPlan(Call):
-    """One fused call made ready; see `conv.ConvPlan`."""
-
-    __slots__ = ("_copy", "_launch", "_norm", "_span", "_stream")
-
-    def __init__(
-        self,
-        call: tuple[Any, ...],
-        launch: Launch,
-        where: tuple[int, int],
-        residual_stream: Tensor,
-        norm: tuple[object, ...],
-    ) -> None:
-        super().__init__(*call)
-        self._launch, self._span = launch, where
-        self._stream, self._norm = residual_stream.stride(), norm
-        self._copy = call[0].shape[1] > 1 and call[0].stride(1) != 1
-
-    def fits(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-        residual: bool,
-        out: Tensor | None,
-        residual_stream: Tensor,
-        norm_weight: Tensor,
-        eps: float,
-    ) -> bool:
-        """Whether a call differs from the planned one in nothing but the addresses of x, out and residual stream."""
-        return (
-            self.serves(x, weight, bias, activation, residual, out)
-            and residual_stream.stride() == self._stream
-            and residual_stream.shape == self.shape
-            and residual_stream.dtype is self.dtype
-            and (norm_weight.data_ptr(), norm_weight.dtype, norm_weight.stride(), eps) == self._norm
-        )
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out: Tensor | None,
-        residual_stream: Tensor,
-        norm_weight: Tensor,
-    ) -> Tensor:
-        """Launch; returns out, allocated if None."""
-        if self._copy:
-            x = x.contiguous()
-        if out is None:
-            out = self.output(x)
-        tensors = [x, weight, weight if bias is None else bias, out, residual_stream, norm_weight]
-        if capturing():
-            launch_in_capture(self._launch, tensors, self._span, self.shape[0])
-        else:
-            self._launch(tensors)
-        return out
-
-
-def _plan(
-    hook: str,
-    call: tuple[Any, ...],
-    state: ConvState,
-    metadata: StepMetadata,
-    residual_stream: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-) -> FusedPlan:
-    x, weight, bias, activation, residual, out = call
-    checks.conv(hook, x, weight, bias, state, metadata, activation, out)
-    checks.epilogue(hook, x, residual_stream, norm_weight, out)
-    check_device(hook, x)
-    if state.dim > MAX_DIM:
-        hint = "compose conv, add and RMSNorm"
-        raise UnsupportedError(hook, "x", f"{state.dim} channels", f"at most {MAX_DIM}", hint)
-    if not norm_weight.is_contiguous():
-        raise StrideError(hook, "norm_weight", f"strides {norm_weight.stride()}", "contiguous")
-    decode = hook == "fused_decode_add_rmsnorm"
-    options = conv_constants(x, weight, bias, state, activation, residual, out) | draft_constants(state, metadata)
-    tokens = options["N"] if decode or state.layout == "lazy" else 1
-    options |= {"DECODE": decode, "TRACK": decode and metadata.tracks, "PDL": False, "TOKENS": tokens}
-    options |= {"SH": residual_stream.stride(0), "BLOCK_D": power_of_two(state.dim)}
-    grid, warps = cdiv(x.shape[0], tokens), tuning.epilogue(x.shape[0], state.dim, decode)
-    scalars = [eps, metadata.num_reqs, x.shape[0]]
-    fixed = (
-        state.tensor, state.tensor if state.draft_rows is None else state.draft_rows, metadata.cache_indices,
-        positions(state, metadata), metadata.draft_indices, metadata.mamba_track_indices,
-    )  # fmt: skip
-    constants = ordered(fused_add_rmsnorm_kernel, options)
-    launch = Launch(fused_add_rmsnorm_kernel, grid, scalars, constants, warps, fixed)
-    if decode:
-        attach(launch, fused_add_rmsnorm_ahead_kernel, state, weight, metadata, options, chained=True)
-    norm = (norm_weight.data_ptr(), norm_weight.dtype, norm_weight.stride(), eps)
-    plan = FusedPlan(call, launch, span(state), residual_stream, norm)
-    metadata.cache[state, "fused"] = plan
-    return plan
+    hook, stream = "fused_target_verify_add_rmsnorm", (residual_stream, norm_weight, eps)
+    return run(hook, traits_of, x, weight, bias, state, metadata, *stream, activation, residual, out)

@@ -1,206 +1,28 @@
-"""The prepare hooks over Triton kernels: one launch per phase. What the batch brings decides the compile-time
-arguments; a plan serves every later batch that brings tensors of the same dtypes and shapes."""
+"""The prepare hooks, over the launchers that GPU backends share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any
-
-from torch import Tensor
-
-from hwbackends.errors import DeviceError, ShapeError
-from hwbackends.step import checks
-from hwbackends.step.metadata import ForwardMode, StepBatch, StepMetadata
+from hwbackends.cuda.traits import traits_of
+from hwbackends.step.metadata import StepBatch, StepMetadata
 from hwbackends.step.pool import StatePool
-from hwbackends.triton_ops.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
-from hwbackends.triton_ops.launch import Launch, capturing, cdiv, interpreting, note_change, ordered, power_of_two
-
-_FIELDS = (
-    "req_pool_indices", "seq_lens", "computed_lens", "extend_seq_lens", "extend_prefix_lens", "num_accept_tokens",
-    "has_initial_state", "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "source_indices",
-    "num_accepted_tokens", "cache_indices", "num_reqs_device",
-)  # fmt: skip
-_fields = attrgetter(*_FIELDS)
-_PHASES = {
-    ForwardMode.DECODE: 0,
-    ForwardMode.IDLE: 0,
-    ForwardMode.TARGET_VERIFY: 1,
-    ForwardMode.DRAFT_EXTEND: 2,
-}
+from hwbackends.triton_ops.metadata import prepare
 
 
 def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, lengths and track slots of a decode step. See `hookspecs.prepare_decode_metadata`."""
-    _prepare("prepare_decode_metadata", batch, pool, out)
+    prepare("prepare_decode_metadata", traits_of, batch, pool, out)
 
 
 def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Offsets, owners, prefix flags and track windows of an extend step. See `hookspecs.prepare_extend_metadata`."""
-    _prepare("prepare_extend_metadata", batch, pool, out)
+    prepare("prepare_extend_metadata", traits_of, batch, pool, out)
 
 
 def prepare_target_verify_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, request rows and lengths of a verify step. See `hookspecs.prepare_target_verify_metadata`."""
-    _prepare("prepare_target_verify_metadata", batch, pool, out)
+    prepare("prepare_target_verify_metadata", traits_of, batch, pool, out)
 
 
 def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """As verify, with accepted counts and track windows. See `hookspecs.prepare_draft_extend_metadata`."""
-    _prepare("prepare_draft_extend_metadata", batch, pool, out)
-
-
-class PreparePlan:
-    """A prepare call made ready: which of the batch's tensors the kernel reads, of which form, and the launch.
-
-    Args:
-        batch: the planned batch.
-        launch: kernel, grid, constants and outputs.
-        inputs: the kernel's leading pointers: a field of the batch by name, a tensor of the pool, or None for one
-            that it does not read.
-        spare: stands in for None.
-    """
-
-    __slots__ = ("_absent", "_dense", "_filled", "_inputs", "_launch", "_mode", "_present", "_rows", "_template")
-
-    def __init__(self, batch: StepBatch, launch: Launch, inputs: Sequence[str | Tensor | None], spare: Tensor) -> None:
-        self._launch, self._mode, self._rows = launch, batch.forward_mode, batch.padded_reqs
-        values = _fields(batch)
-        self._absent = [i for i, tensor in enumerate(values) if tensor is None]
-        self._present = [(i, t.shape, t.dtype, t.get_device()) for i, t in enumerate(values) if t is not None]
-        self._inputs = [spare if value is None else value for value in inputs]
-        self._template = [0 if isinstance(value, str) else value.data_ptr() for value in self._inputs]
-        self._dense = all(isinstance(value, str) or value.is_contiguous() for value in self._inputs)
-        self._filled = [(at, _FIELDS.index(v)) for at, v in enumerate(self._inputs) if isinstance(v, str)]
-
-    def serves(self, batch: StepBatch, values: tuple[Tensor | None, ...]) -> bool:
-        """Whether a batch is of the planned phase and brings the same tensors, in dtype, shape and device."""
-        if batch.forward_mode is not self._mode or batch.topk != 1:
-            return False
-        for i in self._absent:
-            if values[i] is not None:
-                return False
-        for i, shape, dtype, device in self._present:
-            tensor = values[i]
-            if tensor is None or tensor.shape != shape or tensor.dtype is not dtype or tensor.get_device() != device:
-                return False
-        return True
-
-    def __call__(self, hook: str, batch: StepBatch, values: tuple[Tensor | None, ...]) -> None:
-        """Launch for a batch of the planned kind."""
-        count = 0 if self._mode is ForwardMode.IDLE else batch.num_reqs
-        if not 0 <= count <= self._rows:
-            raise ShapeError(hook, "batch.num_reqs", count, f"0..{self._rows}, the rows of req_pool_indices")
-        pointers, dense = self._template.copy(), self._dense
-        for at, i in self._filled:
-            tensor: Any = values[i]
-            pointers[at] = tensor.data_ptr()
-            dense = dense and tensor.is_contiguous()
-        if not dense or not self._launch.at(pointers, first=(count,)):
-            given: list[Any] = [getattr(batch, v) if isinstance(v, str) else v for v in self._inputs]
-            self._launch([tensor.contiguous() for tensor in given], first=(count,))
-        if capturing():
-            note_change()
-
-
-def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
-    key = (pool, batch.draft_token_num)
-    plan, values = out.cache.get(key), _fields(batch)
-    if type(plan) is not PreparePlan or not plan.serves(batch, values):
-        plan = out.cache[key] = _plan(hook, batch, pool, out)
-    plan(hook, batch, values)
-
-
-def _plan(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
-    checks.prepare(hook, batch, pool, out)
-    if pool.device.type != "cuda" and not interpreting():
-        raise DeviceError(hook, "pool", pool.device, "a CUDA device", "load the reference backend for this device")
-    extend = batch.forward_mode is ForwardMode.EXTEND
-    return (_extend_plan if extend else _uniform_plan)(batch, pool, out)
-
-
-def _options(batch: StepBatch, pool: StatePool) -> dict[str, Any]:
-    return {
-        "INTERVAL": pool.track_interval,
-        "V2P": pool.mamba_v2p_table is not None,
-        "GIVEN": batch.cache_indices is not None,
-        "LAZY": pool.layout == "lazy" and batch.num_accepted_tokens is not None,
-        "TRACK": batch.mamba_track_mask is not None and batch.mamba_track_indices is not None,
-        "COUNTED": batch.num_reqs_device is not None,
-    }
-
-
-def _name(batch: StepBatch, name: str) -> str | None:
-    """The field's name where the batch brings it."""
-    return None if getattr(batch, name) is None else name
-
-
-def _uniform_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
-    phase = _PHASES[batch.forward_mode]
-    draft_extend = batch.forward_mode is ForwardMode.DRAFT_EXTEND
-    options = _options(batch, pool) | {
-        "PHASE": phase,
-        "TOKENS": batch.tokens_per_req,
-        "COMPUTED": batch.computed_lens is not None,
-        "LENGTHS": batch.seq_lens is not None,
-        "INITIAL": draft_extend and batch.has_initial_state is not None,
-    }
-    options["TRACK"] = options["TRACK"] and batch.forward_mode is not ForwardMode.TARGET_VERIFY
-    rows, mapping = batch.padded_reqs, pool.mamba_index_mapping
-    block = min(128, max(32, power_of_two(rows)))
-    constants = ordered(prepare_uniform_kernel, options | {"BLOCK": block})
-    outputs = [
-        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
-        out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
-    ]  # fmt: skip
-    launch = Launch(
-        prepare_uniform_kernel, max(1, cdiv(rows, block)), (rows,), constants, block // 32, outputs, aligned=False
-    )
-    wanted = (
-        "cache_indices", "computed_lens", "seq_lens", "has_initial_state", "num_accept_tokens",
-        "num_accepted_tokens", "mamba_track_mask", "mamba_track_indices", "num_reqs_device",
-    )  # fmt: skip
-    inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, spare=mapping)
-
-
-MAX_REQUEST_PROGRAMS = 64
-MAX_TOKEN_PROGRAMS = 128
-"""Bounds that keep the work of reading lengths linear in the number of requests."""
-
-
-def extend_blocks(rows: int, tokens: int) -> tuple[int, int, int, int]:
-    """Requests per tile of lengths, requests per request program, tokens per token program, warps."""
-    tile, warps = (128, 1) if rows <= 128 else (512, 2) if rows <= 512 else (2048, 8) if rows <= 2048 else (4096, 8)
-    requests = max(32 * warps, power_of_two(cdiv(rows, MAX_REQUEST_PROGRAMS)))
-    owners = max(min(256 * warps, 1024), power_of_two(cdiv(tokens, MAX_TOKEN_PROGRAMS)))
-    return tile, requests, min(owners, 8192), warps
-
-
-def _extend_plan(batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
-    rows, tokens, mapping = batch.padded_reqs, out.num_tokens, pool.mamba_index_mapping
-    tile, requests, owners, warps = extend_blocks(rows, tokens)
-    options = _options(batch, pool) | {
-        "INITIAL": batch.has_initial_state is not None,
-        "SOURCE": batch.source_indices is not None,
-        "BLOCK_B": tile,
-        "BLOCK_R": requests,
-        "BLOCK_T": owners,
-        "SINGLE": rows <= tile,
-    }
-    options["TRACK"] = options["TRACK"] and batch.mamba_track_seqlens is not None
-    programs = max(1, cdiv(rows, requests))
-    constants = ordered(prepare_extend_kernel, options)
-    grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs)
-    outputs = [
-        out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
-        out.draft_indices, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens, out.seq_idx,
-    ]  # fmt: skip
-    launch = Launch(prepare_extend_kernel, grid, scalars, constants, warps, outputs, aligned=False)
-    lengths = "extend_prefix_lens" if batch.computed_lens is None else "computed_lens"
-    wanted = (
-        "cache_indices", "extend_seq_lens", lengths, "has_initial_state", "source_indices", "num_accepted_tokens",
-        "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "num_reqs_device",
-    )  # fmt: skip
-    inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, spare=mapping)
+    prepare("prepare_draft_extend_metadata", traits_of, batch, pool, out)

@@ -3,7 +3,7 @@ any choice gives the same bits."""
 
 from __future__ import annotations
 
-from hwbackends.triton_ops.launch import power_of_two
+from hwbackends.triton_ops.launch import cdiv, power_of_two
 
 
 def decode(rows: int, dim: int) -> tuple[int, int]:
@@ -41,6 +41,11 @@ STREAMED = 1 << 25
 """Elements of x below which extend asks the caches to drop x and the output first: more do not fit them anyway."""
 
 
+def streamed(tokens: int, dim: int) -> bool:
+    """Whether extend asks the caches to drop x and the output first."""
+    return tokens * dim < STREAMED
+
+
 def epilogue(rows: int, dim: int, decode: bool) -> int:
     """Warps of the fused epilogue, which takes all channels in one program. Behind a matrix product a wide program
     waits longer for a place than its width saves."""
@@ -52,3 +57,22 @@ def commit(dim: int) -> tuple[int, int]:
     """Channels per program and warps of the commit."""
     block = min(power_of_two(dim), 1024)
     return block, max(1, block // 256)
+
+
+def prepare(rows: int) -> tuple[int, int]:
+    """Requests per program and warps of the prepare hooks of uniform phases."""
+    block = min(128, max(32, power_of_two(rows)))
+    return block, block // 32
+
+
+MAX_REQUEST_PROGRAMS = 64
+MAX_TOKEN_PROGRAMS = 128
+"""Bounds that keep the work of reading lengths linear in the number of requests."""
+
+
+def prepare_extend(rows: int, tokens: int) -> tuple[int, int, int, int]:
+    """Requests per tile of lengths, requests per request program, tokens per token program, warps."""
+    tile, warps = (128, 1) if rows <= 128 else (512, 2) if rows <= 512 else (2048, 8) if rows <= 2048 else (4096, 8)
+    requests = max(32 * warps, power_of_two(cdiv(rows, MAX_REQUEST_PROGRAMS)))
+    owners = max(min(256 * warps, 1024), power_of_two(cdiv(tokens, MAX_TOKEN_PROGRAMS)))
+    return tile, requests, min(owners, 8192), warps

@@ -1,5 +1,5 @@
 """Triton kernels of the conv hooks: decode, extend, and verify with draft extend. Device code only; shapes, strides
-and launch sizes are chosen in launch.py.
+and launch sizes are chosen where they are launched.
 
 One program serves one request (or a few tokens of it) and one block of channels. Width, strides and layout are
 compile-time constants. Every kernel sums in the same order, newest row first, by explicit fused multiply-adds with
@@ -11,8 +11,8 @@ latencies.
 Dependent launch (PDL). A kernel launched as a programmatic dependent starts while its predecessors still run, and
 `gdc_wait` returns when all of them are complete. So before the wait a kernel reads only what no kernel since the
 last plain launch can have written: weights, the step's metadata, and the history of its own conv. The launcher
-(launch.py) keeps that rule. Every program waits, also one with nothing to do: a kernel that skipped the wait could
-complete before its predecessor and let its own successor start too early.
+keeps that rule (cuda/dependent.py). Every program waits, also one with nothing to do: a kernel that skipped the wait
+could complete before its predecessor and let its own successor start too early.
 """
 # Tuples of tensors grow by +: triton's compiler knows neither unpacking nor a conditional expression of tensors.
 # ruff: noqa: RUF005, SIM108

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton ships for Linux only")
 from hwbackends.cuda import ahead, conv
 from hwbackends.cuda.ahead import FetchAhead, Trail
 from hwbackends.step.pool import ConvState
+from hwbackends.triton_ops import conv as shared
 from hwbackends.triton_ops.launch import Launch
 from tests.backend.lab import Lab
 
@@ -78,7 +79,7 @@ def test_an_address_that_16_does_not_divide_leaves_the_launch_to_the_plain_form(
 def test_a_decode_conv_fetches_ahead_up_to_64_rows(rows: int, fetches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "interpreting", lambda: False)
     monkeypatch.setattr(ahead, "dependent_launch", lambda: True)
-    monkeypatch.setattr(conv, "check_device", lambda hook, x: None)
+    monkeypatch.setattr(shared, "check_device", lambda *given: None)
     launched: list[Launch] = []
     monkeypatch.setattr(Launch, "at", lambda self, *arguments: launched.append(self) or True)
     lab = Lab(layout="ring", rows={row: row for row in range(1, rows + 1)}, dim=5, slots=rows + 1, requests=rows + 1)

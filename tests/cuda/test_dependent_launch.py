@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hwbackends.cuda.ahead import FetchAhead
+from hwbackends.cuda.dependent import Chain
 from hwbackends.registry.loading import load
 from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits
-from hwbackends.triton_ops.launch import Chain
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

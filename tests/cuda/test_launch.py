@@ -12,6 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton ships for Linux only")
 
+from hwbackends.cuda import dependent
+from hwbackends.cuda.traits import CUDA
 from hwbackends.triton_ops import launch as launching
 from hwbackends.triton_ops.launch import Launch
 
@@ -37,7 +39,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(launching, "interpreting", lambda: False)
-    monkeypatch.setattr(launching, "dependent_launch", lambda: True)
+    monkeypatch.setattr(dependent, "dependent_launch", lambda: True)
     monkeypatch.setattr(launching, "_current_device", lambda: -1)
     monkeypatch.setattr(launching, "_current_stream", lambda device: 7)
     monkeypatch.setattr(launching, "_compiled", {})
@@ -47,7 +49,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def make(kernel: Kernel, rows: int = 3, block: int = 64, fixed: tuple[torch.Tensor, ...] = ()) -> Launch:
-    return Launch(kernel, 5, [rows], {"D": 8, "PDL": False, "BLOCK": block}, 4, fixed)
+    return Launch(CUDA, kernel, 5, [rows], {"D": 8, "PDL": False, "BLOCK": block}, 4, fixed)
 
 
 def test_the_first_call_compiles_both_forms_and_the_next_passes_addresses(kernel: Kernel) -> None:
@@ -131,25 +133,25 @@ def test_the_form_that_fetches_ahead_is_compiled_with_the_first_call(kernel: Ker
 def test_a_dependent_conv_fetches_ahead_behind_another_s_kernel_or_where_that_pays_behind_ours(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, chained: bool, behind_ours: bool, asked: bool
 ) -> None:
-    chain, nodes = launching.Chain(), iter([5, 5 if behind_ours else 9, 0, 0])
-    monkeypatch.setattr(launching, "chain_of_capture", lambda: chain)
-    monkeypatch.setattr(launching, "last_node", lambda: next(nodes))
+    chain, nodes = dependent.Chain(), iter([5, 5 if behind_ours else 9, 0, 0])
+    monkeypatch.setattr(dependent, "chain_of_capture", lambda: chain)
+    monkeypatch.setattr(dependent, "last_node", lambda: next(nodes))
     chain.changed, chain.last = False, next(nodes)
     launch = make(kernel)
     launch.ahead = ahead = Ahead(chained)
-    launching.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
+    dependent.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
     assert ("launch" in ahead.asked) is asked
 
 
 def test_a_plain_launch_in_a_capture_fetches_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "chain_of_capture", launching.Chain)
-    monkeypatch.setattr(launching, "last_node", lambda: 9)
+    monkeypatch.setattr(dependent, "chain_of_capture", dependent.Chain)
+    monkeypatch.setattr(dependent, "last_node", lambda: 9)
     launch = make(kernel)
     launch.ahead = ahead = Ahead(chained=True)
-    launching.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
+    dependent.launch_in_capture(launch, [torch.zeros(64)], (0, 8), 3)
     assert "launch" not in ahead.asked
 
 
 def test_an_empty_grid_launches_nothing(kernel: Kernel) -> None:
-    Launch(kernel, 0, [1], {"D": 8}, 4)([torch.zeros(0)])
+    Launch(CUDA, kernel, 0, [1], {"D": 8}, 4)([torch.zeros(0)])
     assert kernel.compiled == []
