@@ -209,8 +209,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hwbackends.errors import HookNotImplementedError
 from hwbackends.contract.hookspecs import hookimpl
+from hwbackends.errors import HookNotImplementedError
 
 from @package@ import probe as _probe
 

@@ -122,6 +122,6 @@ def test_a_module_without_a_spec_has_no_folder(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_source_of_a_module_is_found_or_not() -> None:
-    assert module_file("hwbackends.registry.manifest") == Path(module_folders("hwbackends")[0]) / "manifest.py"
+    assert module_file("hwbackends.registry.manifest") == Path(module_folders("hwbackends.registry")[0]) / "manifest.py"
     assert module_file("hwbackends.reference") == Path(module_folders("hwbackends.reference")[0]) / "__init__.py"
     assert module_file("sys") is None
