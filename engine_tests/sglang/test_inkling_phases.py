@@ -3,8 +3,6 @@ own pool holds exactly the right windows."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from world import BOUND, CHUNK, DRAFTS, TRACK_INTERVAL, World
@@ -62,9 +60,20 @@ def test_padded_rows_answer_zero_and_change_no_slot(world: World) -> None:
 
 def test_an_idle_step_changes_nothing(world: World) -> None:
     world.extend([1], [5])
-    batch = world.batch("IDLE", [], seq_lens=None)
-    world.prepare(batch)
-    world.forward(batch, [])
+    for rows in ([], [1], [0, 1]):  # a live request's row among those that SGLang pads an idle step with, too
+        batch = world.batch("IDLE", rows)
+        world.prepare(batch)
+        outputs = world.answers(batch, len(rows))
+        assert not any(y.any() for y in outputs.values())
+        world.check_slot(4, 1)
+
+
+def test_an_idle_step_without_rows_is_not_prepared_and_reads_nothing(world: World) -> None:
+    """SGLang's eager runner prepares nothing for it; the step before is still the current one."""
+    world.extend([1, 2], [5, 2])
+    world.decode([1, 2])
+    outputs = world.answers(world.batch("IDLE", []), 0)
+    assert all(y.shape[0] == 0 for y in outputs.values())
     world.check_slot(4, 1)
 
 
@@ -142,9 +151,9 @@ def test_the_commit_snapshots_for_the_prefix_cache(world: World) -> None:
 
 def draft_extend(world: World, rows: list[int], accepted: list[int], **fields: object) -> None:
     """Draft extend as SGLang's draft runner does it; a negative count is a padded row."""
-    spec = SimpleNamespace(
-        num_accept_tokens=torch.tensor(accepted, dtype=torch.int32), num_front_tokens=0, ragged_verify_layout=None
-    )
+    from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+    spec = EagleDraftExtendInput(num_accept_tokens=torch.tensor(accepted, dtype=torch.int32))
     lengths = torch.tensor([world.length(row) + DRAFTS for row in rows])
     batch = world.batch(
         "DRAFT_EXTEND_V2",
@@ -262,7 +271,7 @@ def test_a_captured_decode_replays_over_buffers_that_stay(world: World) -> None:
 
     world.extend([1, 2, 3], [5, 1, 2])
     steps = world.backend.short_conv_backend.steps
-    static = world.batch("DECODE", [0, 0, 0], seq_lens=None)
+    static = world.batch("DECODE", [0, 0, 0])
     x = torch.randn(3, world.model.dim((1, 4)), generator=world.generator)
     world.backend.init_forward_metadata_out_graph(static, in_capture=True)
     graph = CpuGraph()

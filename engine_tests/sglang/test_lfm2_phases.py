@@ -119,17 +119,19 @@ def test_zaya_gets_slots_and_host_mirrors_from_the_prepared_step() -> None:
     pool = make_pool(config, None)
     backend = make_backend(config, pool)
     pool.req_index_to_mamba_index_mapping[:3] = torch.tensor([0, 4, 7])
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-    batch = SimpleNamespace(
+    batch = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
+        batch_size=2,
+        input_ids=torch.zeros(8, dtype=torch.int64),
         req_pool_indices=torch.tensor([2, 1]),
+        seq_lens=torch.tensor([5, 9]),
+        out_cache_loc=torch.zeros(8, dtype=torch.int64),
+        seq_lens_sum=14,
         extend_num_tokens=8,
         extend_seq_lens=torch.tensor([5, 3]),
         extend_prefix_lens=torch.tensor([0, 6]),
-        mamba_track_mask=None,
-        mamba_track_indices=None,
-        spec_info=None,
     )
     backend.init_forward_metadata(batch)
     step = backend.conv_state_metadata(next(iter(pool.mamba_map)), batch)

@@ -130,6 +130,13 @@ def make_backend(config: Any, pool: Any, *, draft_worker: bool = False) -> Any:
     return attn_backend_wrapper(make_runner(config, pool, draft_worker=draft_worker), full_attention_backend(pool))
 
 
+def verify_input(drafts: int) -> Any:
+    """What an EAGLE verify brings, as SGLang makes it for a rank without requests."""
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    return EagleVerifyInput.create_idle_input(topk=1, spec_steps=drafts - 1, num_verify_tokens=drafts, device="cpu")
+
+
 class InklingConvs:
     """SGLang's Inkling convs of every layer and stream, and Transformers' with the same weights. A key is (layer,
     stream)."""
@@ -261,28 +268,34 @@ class World:
         """Tokens that the request has kept."""
         return len(next(iter(self.inputs[row].values())))
 
-    def batch(self, mode: str, rows: list[int], **fields: Any) -> SimpleNamespace:
-        """SGLang's ForwardBatch as far as convs read it."""
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    def batch(self, mode: str, rows: list[int], **fields: Any) -> Any:
+        """SGLang's own ForwardBatch; fields that are not given are as SGLang leaves them."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-        given = {
-            "batch_size": len(rows),
-            "forward_mode": getattr(ForwardMode, mode),
-            "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
-            "mamba_track_mask": None,
-            "mamba_track_indices": None,
-            "mamba_track_seqlens": None,
-            "extend_prefix_lens": None,
-            "spec_info": None,
-            **fields,
-        }
-        return SimpleNamespace(**given)
+        given = {"seq_lens": torch.tensor([self.length(r) if r in self.inputs else 0 for r in rows]), **fields}
+        return ForwardBatch(
+            forward_mode=getattr(ForwardMode, mode),
+            batch_size=len(rows),
+            input_ids=torch.zeros(0, dtype=torch.int64),
+            req_pool_indices=torch.tensor(rows, dtype=torch.int64),
+            out_cache_loc=torch.zeros(0, dtype=torch.int64),
+            seq_lens_sum=0,
+            **given,
+        )
 
-    def prepare(self, batch: SimpleNamespace) -> None:
+    def prepare(self, batch: Any) -> None:
         """What SGLang's model runner does before an eager forward."""
         self.backend.init_forward_metadata(batch)
 
-    def forward(self, batch: SimpleNamespace, lengths: list[int]) -> dict[Key, list[Tensor]]:
+    def answers(self, batch: Any, tokens: int) -> dict[Key, Tensor]:
+        """Run every conv on new random inputs and keep no books of it."""
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            xs = {key: torch.randn(tokens, self.model.dim(key), generator=self.generator) for key in self.convs}
+            return {key: self.model.run(key, x, batch) for key, x in xs.items()}
+
+    def forward(self, batch: Any, lengths: list[int]) -> dict[Key, list[Tensor]]:
         """Run every conv on new random inputs of `lengths` tokens per request through SGLang's own
         `ShortConvolution.forward`, compare what live requests get with Transformers, and return the inputs."""
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -341,7 +354,6 @@ class World:
             extend_num_tokens=sum(lengths),
             extend_seq_lens=torch.tensor(lengths, dtype=torch.int32),
             extend_prefix_lens=torch.tensor([self.length(r) if r in self.inputs else 0 for r in rows]).int(),
-            seq_lens=None,
             **fields,
         )
         self.prepare(batch)
@@ -352,7 +364,7 @@ class World:
 
     def decode(self, rows: list[int], **fields: Any) -> None:
         """One token for each request."""
-        batch = self.batch("DECODE", rows, seq_lens=None, **fields)
+        batch = self.batch("DECODE", rows, **fields)
         self.prepare(batch)
         drawn = self.forward(batch, [1] * len(rows))
         for place, row in enumerate(rows):
@@ -361,8 +373,7 @@ class World:
 
     def verify(self, rows: list[int], drafts: int) -> dict[Key, list[Tensor]]:
         """Drafts for each request; nothing is kept before the commit."""
-        spec = SimpleNamespace(draft_token_num=drafts, ragged_verify_layout=None)
-        batch = self.batch("TARGET_VERIFY", rows, spec_info=spec, seq_lens=None)
+        batch = self.batch("TARGET_VERIFY", rows, spec_info=verify_input(drafts))
         self.prepare(batch)
         return self.forward(batch, [drafts] * len(rows))
 

@@ -14,7 +14,8 @@ from sglang.srt.models.inkling_common.sconv import SconvType, ShortConvolution
 from sglang.srt.runtime_context import get_exec, get_spec
 from torch import Tensor
 
-from hwbackends.engines.sglang.steps import Limits, Steps, wrap_pool
+from hwbackends.engines.sglang.pools import wrap_pool
+from hwbackends.engines.sglang.steps import Limits, Steps
 from hwbackends.errors import UnsupportedError
 from hwbackends.registry.loading import load
 from hwbackends.step.sidecar import LayerHandle
@@ -55,17 +56,16 @@ class InklingConvStateBackend(InklingShortConvAttnBackend):  # type: ignore[misc
         )
 
     def _limits(self) -> Limits:
-        """SGLang's configured capture shapes, as its own buffers have them. Draft extend may add front tokens, at most
-        one per draft, to the tokens of each request."""
+        """SGLang's configured capture shapes, as its own buffers have them."""
         bufs = self._graph_bufs
         requests = bufs["query_start_loc"].shape[0] - 1
-        drafts = 2 * int(get_spec().speculative_num_draft_tokens or 1)
+        drafts = int(get_spec().speculative_num_draft_tokens or 1)
         return Limits(requests, max(bufs["si"].shape[0], requests * drafts), drafts)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """SGLang's own buffers, and a check that ours are large enough."""
+        """SGLang's own buffers, and ours as large as the runner that reports here needs them."""
         super().init_cuda_graph_state(max_bs, max_num_tokens)
-        self.steps.check_limits(max_bs, max_num_tokens)
+        self.steps.reserve(max_bs, max_num_tokens)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Eager step."""
@@ -79,24 +79,16 @@ class InklingConvStateBackend(InklingShortConvAttnBackend):  # type: ignore[misc
         """Recorded."""
         self.steps.in_graph(forward_batch)
 
-    # SGLang's wrapper calls these three when it stages draft-extend metadata outside the graph
-
-    def _reset_step_state(self) -> None:
-        """Nothing to reset: the next preparation overwrites every row."""
-
-    def _prepare_slot_indices(self, forward_batch: Any) -> None:
-        self.steps.out_graph(forward_batch, in_capture=False)
-
-    def _prepare_track_indices(self, forward_batch: Any) -> None:
-        """Nothing: track slots are translated in the recorded launch."""
-
     def _refresh_sconv_metadata(self, forward_batch: Any, *, on_graph_path: bool) -> None:
-        (self.steps.in_graph if on_graph_path else self.steps.eager)(forward_batch)
+        """Recorded, for a draft extend whose slots SGLang stages: its own code gathers them before each replay, so that
+        the graph reads nothing that the scheduler may change meanwhile."""
+        assert on_graph_path
+        slots = self._cache_indices_buf[: forward_batch.batch_size]
+        self.steps.in_graph(forward_batch, slots, self.sconv_metadata.track_cache_indices)
 
     def conv_state_metadata(self, layer_id: int, forward_batch: Any) -> InklingShortConvMetadata:
         """The step's metadata in SGLang's struct; `precomputed` is the layer's handle of hwbackends."""
-        del forward_batch
-        handle = self.steps.handle(layer_id)
+        handle = self.steps.handle(layer_id, forward_batch)
         if handle is None:
             return InklingShortConvMetadata()
         cache = handle.metadata.cache
@@ -136,10 +128,12 @@ class InklingShortConvolution(ShortConvolution):  # type: ignore[misc]
     """
 
     def _hook(self, hidden_states: Tensor, handle: LayerHandle) -> Tensor:
+        if not hidden_states.shape[0]:
+            return hidden_states  # a rank without work, for which SGLang prepares no step
         activation = "silu" if self.activation == "swish" else self.activation
         x = hidden_states.flatten(0, -2)
         stream = STREAMS[self.sconv_type.value]
-        y = handle.conv(stream, x, self._weight_2d(), None, activation, self.use_residual)
+        y = handle.conv(stream, x, self.weight[:, 0], None, activation, self.use_residual)
         return y.view(hidden_states.shape)
 
     def _apply_decode_sconv_kernel(self, hidden_states: Tensor, precomputed: LayerHandle, **kwargs: Any) -> Tensor:

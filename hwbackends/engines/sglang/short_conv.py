@@ -15,7 +15,8 @@ from sglang.srt.models.lfm2_moe import Lfm2MoeShortConv
 from sglang.srt.runtime_context import get_exec, get_spec, mamba_cache_chunk_size
 from torch import Tensor
 
-from hwbackends.engines.sglang.steps import Limits, Steps, wrap_pool
+from hwbackends.engines.sglang.pools import wrap_pool
+from hwbackends.engines.sglang.steps import Limits, Steps
 from hwbackends.errors import GraphError, UnsupportedError
 from hwbackends.registry.loading import load
 from hwbackends.step.sidecar import HostMirrors, LayerHandle
@@ -61,9 +62,9 @@ class ShortConvStateBackend(ShortConvAttnBackend):  # type: ignore[misc]
         )
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """SGLang's own buffers, and a check that ours are large enough."""
+        """SGLang's own buffers, and ours as large as the runner that reports here needs them."""
         super().init_cuda_graph_state(max_bs, max_num_tokens)
-        self.steps.check_limits(max_bs, max_num_tokens)
+        self.steps.reserve(max_bs, max_num_tokens)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Eager step."""
@@ -84,8 +85,7 @@ class ShortConvStateBackend(ShortConvAttnBackend):  # type: ignore[misc]
 
     def conv_state_metadata(self, layer_id: int, forward_batch: Any) -> ShortConvStep:
         """The step as one layer's conv reads it; the same object for the same step and layer."""
-        del forward_batch
-        handle = self.steps.handle(layer_id)
+        handle = self.steps.handle(layer_id, forward_batch)
         if handle is None:
             raise GraphError("conv_state_metadata: no step is prepared; call init_forward_metadata before the forward")
         cache = handle.metadata.cache
@@ -130,7 +130,7 @@ def _limits(pool: Any) -> Limits:
     decode = [*(graphs.decode.bs or []), graphs.decode.max_bs or 0] if graphs is not None else []
     prefill = list(graphs.prefill.bs or []) if graphs is not None else []
     requests = max([pool.size, *decode])
-    drafts = 2 * int(get_spec().speculative_num_draft_tokens or 1)
+    drafts = int(get_spec().speculative_num_draft_tokens or 1)
     return Limits(requests, max([requests * drafts, *prefill]), drafts)
 
 

@@ -9,8 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hwbackends.engines.sglang.steps import Limits, Steps, as_draft_rows, as_rows, fit, forward_mode, wrap_pool
-from hwbackends.errors import GraphLimitError, ShapeError, TreeDraftsError, UnsupportedError
+from hwbackends.engines.sglang.batches import Batches, fit, forward_mode
+from hwbackends.engines.sglang.pools import as_draft_rows, as_rows, wrap_pool
+from hwbackends.engines.sglang.steps import Limits, Steps
+from hwbackends.errors import (
+    GraphError,
+    GraphLimitError,
+    MissingArgumentError,
+    ShapeError,
+    TreeDraftsError,
+    UnsupportedError,
+)
 from hwbackends.registry.loading import load
 from hwbackends.step.metadata import ForwardMode
 
@@ -25,6 +34,9 @@ class Mode:
 
     def __getattr__(self, question: str) -> Any:
         return lambda: question == f"is_{self.name}"
+
+
+MODES = {name: Mode(name) for name in ("idle", "decode", "target_verify", "draft_extend_v2", "extend", "prebuilt")}
 
 
 class MambaPool:
@@ -51,6 +63,9 @@ def pool_of(mamba_pool: MambaPool, **fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**given)
 
 
+BATCHES = Batches(torch.device("cpu"), 3, 1, tracks_drafts=True)
+
+
 def steps_of(pool: SimpleNamespace, **options: Any) -> Steps:
     wrapped = wrap_pool(pool, ("conv",), S, (D,), True, 4)
     return Steps(load("reference"), pool, wrapped, Limits(3, 12, N), **options)
@@ -59,9 +74,21 @@ def steps_of(pool: SimpleNamespace, **options: Any) -> Steps:
 def batch(mode: str, rows: list[int], **fields: Any) -> SimpleNamespace:
     """SGLang's ForwardBatch as far as it is read."""
     empty = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "extend_prefix_lens", "seq_lens")
-    requests = torch.tensor(rows, dtype=torch.int64)
-    given = {**dict.fromkeys(empty), "forward_mode": Mode(mode), "req_pool_indices": requests, **fields}
+    given = {
+        **dict.fromkeys(empty),
+        "forward_mode": MODES[mode],
+        "logical_forward_mode": MODES[mode],
+        "batch_size": len(rows),
+        "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
+        **fields,
+    }
     return SimpleNamespace(**given)
+
+
+def draft_input(counts: list[int] | None, front: int = 0, width: int = -1) -> SimpleNamespace:
+    """SGLang's EagleDraftExtendInput as far as it is read."""
+    tensor = None if counts is None else torch.tensor(counts)
+    return SimpleNamespace(num_accept_tokens=tensor, num_front_tokens=front, num_tokens_per_req=width)
 
 
 def test_both_orientations_and_spare_rows_are_views() -> None:
@@ -142,30 +169,69 @@ def test_rows_are_cut_or_padded_to_the_batch() -> None:
 
 
 def test_a_capture_batch_without_prefix_lengths_starts_from_nothing() -> None:
-    steps = steps_of(pool_of(MambaPool()))
-    step = steps.step_batch(batch("extend", [1, 2], extend_num_tokens=5, extend_seq_lens=torch.tensor([2, 3])))
+    lengths = {"extend_seq_lens": torch.tensor([2, 3]), "seq_lens": torch.tensor([2, 9])}
+    step = BATCHES.step_batch(batch("extend", [1, 2], extend_num_tokens=5, **lengths))
     assert step.extend_prefix_lens is not None
-    assert step.extend_prefix_lens.tolist() == [0, 0]
+    assert step.extend_prefix_lens.tolist() == [0, 6]
     assert (step.num_tokens, step.mamba_track_mask) == (5, None)
 
 
 def test_a_larger_eager_step_gets_constants_of_its_own() -> None:
-    steps = steps_of(pool_of(MambaPool()))
-    rows = [1, 2, 0, 0, 0]
-    step = steps.step_batch(batch("extend", rows, extend_num_tokens=5, extend_seq_lens=torch.ones(5).int()))
-    assert step.extend_prefix_lens is not None
-    assert step.extend_prefix_lens.shape == (5,)
+    fields = {"extend_num_tokens": 10, "seq_lens": torch.full((5,), 20)}
+    step = BATCHES.step_batch(batch("draft_extend_v2", [1, 2, 0, 0, 0], spec_info=draft_input(None, front=1), **fields))
+    assert step.has_initial_state is not None
+    assert step.has_initial_state.tolist() == [False] * 5
+
+
+def test_rows_behind_the_batch_are_no_requests() -> None:
+    """The buffers of a draft runner are longer than its batch."""
+    step = BATCHES.step_batch(batch("decode", [1, 2, 3, 4], batch_size=2))
+    assert step.req_pool_indices.tolist() == [1, 2]
+
+
+def test_an_idle_step_has_no_live_row() -> None:
+    step = BATCHES.step_batch(batch("idle", [0, 1]))
+    assert (step.padded_reqs, step.num_reqs) == (2, 0)
+
+
+def test_a_decode_that_is_labelled_an_extend_is_prepared_as_a_decode() -> None:
+    """Data parallelism: every rank presents one shape, and the tokens are padded to it."""
+    track = {"mamba_track_mask": torch.tensor([True, False]), "mamba_track_indices": torch.tensor([9, 10])}
+    fields = {
+        "extend_num_tokens": 2,
+        "extend_seq_lens": torch.ones(2).int(),
+        "extend_prefix_lens": torch.tensor([4, 7]),
+    }
+    given = batch("extend", [1, 2], logical_forward_mode=MODES["decode"], **fields, **track)
+    step = BATCHES.step_batch(given)
+    assert (step.forward_mode, step.num_tokens) == (ForwardMode.DECODE, 2)
+    assert step.mamba_track_mask is not None
+
+
+def test_padded_requests_do_not_change_the_tokens_of_each() -> None:
+    """Data parallelism pads a draft extend's requests and leaves extend_num_tokens."""
+    fields = {"extend_num_tokens": 2 * N, "seq_lens": torch.tensor([20, 30, 1, 1])}
+    step = BATCHES.step_batch(
+        batch("draft_extend_v2", [1, 2, 0, 0], spec_info=draft_input([2, 1, 0, 0], width=N), **fields)
+    )
+    assert (step.draft_token_num, step.num_tokens) == (N, 4 * N)
 
 
 def test_track_rows_behind_the_live_ones_are_masked() -> None:
-    steps = steps_of(pool_of(MambaPool()))
     track = {
         "mamba_track_mask": torch.tensor([True]),
         "mamba_track_indices": torch.tensor([9]),
         "mamba_track_seqlens": torch.tensor([4]),
     }
-    given = batch("extend", [1, 2], extend_num_tokens=5, extend_seq_lens=torch.tensor([2, 3]), **track)
-    step = steps.step_batch(given)
+    given = batch(
+        "extend",
+        [1, 2],
+        extend_num_tokens=5,
+        extend_seq_lens=torch.tensor([2, 3]),
+        seq_lens=torch.tensor([2, 3]),
+        **track,
+    )
+    step = BATCHES.step_batch(given)
     assert step.mamba_track_mask is not None
     assert step.mamba_track_seqlens is not None
     assert step.mamba_track_mask.tolist() == [True, False]
@@ -187,24 +253,102 @@ def test_ragged_verify_is_refused_by_name() -> None:
 
 
 def test_front_tokens_make_a_draft_run_fresh() -> None:
-    steps = steps_of(pool_of(MambaPool()), draft_track_interval=4)
-    spec = SimpleNamespace(num_accept_tokens=torch.tensor([2, 1]), num_front_tokens=2)
-    fields = {"extend_num_tokens": 2 * (N + 2), "seq_lens": torch.tensor([20, 30])}
-    given = batch("draft_extend_v2", [1, 2], spec_info=spec, mamba_track_indices=torch.tensor([9, 10]), **fields)
-    step = steps.step_batch(given)
-    assert step.draft_token_num == N + 2
+    fields = {"extend_num_tokens": 2 * (N + 5), "seq_lens": torch.tensor([20, 30])}
+    given = batch(
+        "draft_extend_v2",
+        [1, 2],
+        spec_info=draft_input([2, 1], front=5),
+        mamba_track_indices=torch.tensor([9, 10]),
+        **fields,
+    )
+    step = BATCHES.step_batch(given)
+    assert step.draft_token_num == N + 5
     assert step.has_initial_state is not None
     assert step.has_initial_state.tolist() == [False, False]
     assert step.mamba_track_mask is not None
     assert step.mamba_track_mask.tolist() == [True, True]
-    steps.eager(given)
 
 
 def test_draft_extend_tracks_only_where_sglang_does() -> None:
-    steps = steps_of(pool_of(MambaPool()))
-    spec = SimpleNamespace(num_accept_tokens=torch.tensor([2]))
     fields = {"extend_num_tokens": N, "seq_lens": torch.tensor([20]), "mamba_track_indices": torch.tensor([9])}
-    assert steps.step_batch(batch("draft_extend_v2", [1], spec_info=spec, **fields)).mamba_track_mask is None
+    given = batch("draft_extend_v2", [1], spec_info=draft_input([2]), **fields)
+    assert Batches(torch.device("cpu"), 3, 1, tracks_drafts=False).step_batch(given).mamba_track_mask is None
+
+
+def draft_extend(steps: Steps, counts: list[int] | None) -> SimpleNamespace:
+    """A draft extend of request row 1, prepared."""
+    given = batch(
+        "draft_extend_v2", [1], spec_info=draft_input(counts), extend_num_tokens=N, seq_lens=torch.tensor([20])
+    )
+    steps.eager(given)
+    return given
+
+
+def test_a_draft_extend_waits_for_its_accepted_counts() -> None:
+    """SGLang prepares it before it knows them; its own code reads them at the conv."""
+    steps = steps_of(pool_of(MambaPool()))
+    given = draft_extend(steps, None)
+    given.spec_info.num_accept_tokens = torch.tensor([3])
+    handle = steps.handle(0, given)
+    assert handle is not None
+    assert handle.metadata.num_accept_tokens.tolist() == [3]
+
+
+def test_counts_that_change_before_the_first_conv_are_those_that_hold() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    given = draft_extend(steps, [1])
+    given.spec_info.num_accept_tokens = torch.tensor([3])
+    handle = steps.handle(0, given)
+    assert handle is not None
+    assert handle.metadata.num_accept_tokens.tolist() == [3]
+    assert steps.handle(0, given) is handle, "prepared once"
+
+
+def test_a_draft_extend_whose_counts_never_come_is_refused_by_name() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    given = draft_extend(steps, None)
+    with pytest.raises(MissingArgumentError, match="num_accept_tokens"):
+        steps.handle(0, given)
+
+
+def test_a_step_after_one_that_waits_is_its_own() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    draft_extend(steps, None)
+    decode = batch("decode", [2])
+    steps.eager(decode)
+    handle = steps.handle(0, decode)
+    assert handle is not None
+    assert handle.metadata.cache_indices.tolist() == [7]
+
+
+def test_a_replay_reads_nothing_of_its_view_but_the_shape() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    static = batch("decode", [0, 0])
+    steps.out_graph(static, in_capture=True)
+    steps.in_graph(static)
+    view = SimpleNamespace(forward_mode=MODES["decode"], batch_size=2)
+    steps.out_graph(view, in_capture=False)
+    handle = steps.handle(0, view)
+    assert handle is not None
+    assert handle.metadata.num_reqs == 2
+
+
+def test_a_replay_of_a_shape_without_a_capture_is_refused_by_name() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    with pytest.raises(GraphError, match="decode of 3 requests"):
+        steps.out_graph(SimpleNamespace(forward_mode=MODES["decode"], batch_size=3), in_capture=False)
+
+
+def test_slots_that_sglang_stages_are_read_in_place_of_the_map() -> None:
+    pool = pool_of(MambaPool())
+    steps = steps_of(pool)
+    slots = torch.tensor([5], dtype=torch.int32)
+    given = batch("draft_extend_v2", [1], spec_info=draft_input([2]), extend_num_tokens=N, seq_lens=torch.tensor([20]))
+    steps.in_graph(given, slots)
+    pool.req_index_to_mamba_index_mapping.fill_(9)  # the scheduler has gone on
+    handle = steps.handle(0, given)
+    assert handle is not None
+    assert handle.metadata.cache_indices.tolist() == [5]
 
 
 def test_eager_and_captured_steps_have_buffers_of_their_own() -> None:
@@ -216,21 +360,43 @@ def test_eager_and_captured_steps_have_buffers_of_their_own() -> None:
     steps.eager(batch("decode", [1, 2, 0, 0, 0, 0, 0]))  # beyond the captured extents
     assert steps.sidecar(ForwardMode.DECODE, graph=True).addresses() == held
     with pytest.raises(GraphLimitError):
-        steps.out_graph(batch("decode", [1, 2, 0, 0, 0, 0, 0]), in_capture=False)
+        steps.out_graph(batch("decode", [1, 2, 0, 0, 0, 0, 0]), in_capture=True)
 
 
-def test_the_limits_that_sglang_reports_are_checked() -> None:
+def test_a_runner_reports_the_width_of_its_steps_before_it_captures() -> None:
+    """A draft extend with front tokens is wider than any configured number of drafts."""
     steps = steps_of(pool_of(MambaPool()))
-    steps.check_limits(3, 12)
-    with pytest.raises(GraphLimitError, match="max_batch"):
-        steps.check_limits(4, 12)
+    steps.reserve(3, 3 * (N + 5))
+    wide = {"extend_num_tokens": 3 * (N + 5), "seq_lens": torch.tensor([20, 30, 40])}
+    given = batch("draft_extend_v2", [1, 2, 0], spec_info=draft_input([2, 1, -1], front=5), **wide)
+    steps.out_graph(given, in_capture=True)
+    steps.in_graph(given)
+    handle = steps.handle(0, given)
+    assert handle is not None
+    assert handle.metadata.draft_token_num == N + 5
+
+
+def test_buffers_that_a_graph_holds_stay_when_another_runner_reports() -> None:
+    steps = steps_of(pool_of(MambaPool()))
+    decode = batch("decode", [1, 2])
+    steps.out_graph(decode, in_capture=True)
+    steps.in_graph(decode)
+    held = steps.sidecar(ForwardMode.DECODE, graph=True)
+    steps.reserve(3, 3 * (N + 5))
+    assert steps.sidecar(ForwardMode.DECODE, graph=True) is held
+
+
+def test_more_requests_than_sglang_is_configured_for_are_refused_by_name() -> None:
+    with pytest.raises(GraphLimitError, match="max_bs"):
+        steps_of(pool_of(MambaPool())).reserve(4, 12)
 
 
 def test_no_layer_has_a_handle_before_the_first_step() -> None:
     steps = steps_of(pool_of(MambaPool()))
-    assert steps.handle(0) is None
-    steps.eager(batch("decode", [2, 1]))
-    handle = steps.handle(3)
+    decode = batch("decode", [2, 1])
+    assert steps.handle(0, decode) is None
+    steps.eager(decode)
+    handle = steps.handle(3, decode)
     assert handle is not None
     assert handle.metadata.cache_indices.tolist() == [7, 4]
 
@@ -253,7 +419,7 @@ def test_the_commit_reads_no_step_buffer(transposed: bool, fusable: bool) -> Non
     ):
         steps.eager(given)
         for layer in (0, 3):
-            handle = steps.handle(layer)
+            handle = steps.handle(layer, given)
             assert handle is not None
             handle.conv("conv", x, weight)
     last = torch.tensor([2])
