@@ -21,8 +21,9 @@ from typing import Any
 
 import pluggy
 
-from hwbackends.contract.reader import load_contract
-from hwbackends.registry.binding import Backend, bind, manager
+from hwbackends.contract.hookspecs import PROJECT
+from hwbackends.contract.reader import installed
+from hwbackends.registry.binding import Backend, bind
 from hwbackends.registry.candidates import discover, import_plugin
 from tests.registry import fake_plugins
 
@@ -44,10 +45,10 @@ def bound_plugin(folder: Path, body: str) -> tuple[Backend, ModuleType]:
 
 def measure(backend: Backend, plugin: Any, rounds: int = 200, calls: int = 2_000) -> dict[str, float]:
     """Nanoseconds per call, the least of `rounds` rounds of `calls` calls each."""
-    plugins = manager()
+    plugins = pluggy.PluginManager(PROJECT)
     plugins.register(plugin, "instant")
     tensor = SimpleNamespace(shape=(3, 5), dtype="float32")
-    given = {p.name: tensor for p in load_contract().hooks[HOOK].parameters}
+    given = {p.name: tensor for p in installed().hooks[HOOK].parameters}
     scope = {"plain": getattr(plugin, HOOK), "backend": backend, "hook": plugins.hook, "given": given, **given}
     arguments = ", ".join(given)
     timers = {

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hwbackends import __version__
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.model import Contract, Contracts
+from hwbackends.contract.reader import installed
 from hwbackends.errors import HwBackendsError
 from hwbackends.registry.binding import inspect_plugin
 from hwbackends.registry.candidates import Candidate, State, import_plugin, light_module
@@ -28,7 +30,7 @@ PACKAGES = ("torch", "triton", "torch_npu", "triton-ascend", "transformers", "sg
 _COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}
 
 
-def tiers_of(candidate: Candidate) -> dict[str, str]:
+def tiers_of(candidate: Candidate, hooks: Iterable[str]) -> dict[str, str]:
     """Which of a plugin's own tiers serves each hook: what `hook_origins()` of its `probe.py` says, if it has one."""
     if candidate.state in (State.BROKEN, State.DUPLICATE, State.INCOMPATIBLE):
         return {}
@@ -36,27 +38,28 @@ def tiers_of(candidate: Candidate) -> dict[str, str]:
     try:
         return dict(tell())
     except HwBackendsError as error:
-        return dict.fromkeys(load_contract().hooks, str(error))
+        return dict.fromkeys(hooks, str(error))
 
 
-def report(device: str | None = None, *, load: bool = False) -> dict[str, Any]:
+def report(device: str | None = None, *, load: bool = False, contracts: Contracts | None = None) -> dict[str, Any]:
     """Everything that the doctor knows, as JSON-ready data.
 
     Args:
         device: probe and choose for this device.
-        load: also import every available plugin and hold its hooks against the contract.
+        load: also import every available plugin and hold its hooks against the contracts.
+        contracts: the contracts; the installed ones by default.
     """
-    contract = load_contract()
+    contracts = contracts or installed()
     candidates = backends(device)
     return {
         "hwbackends": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "contract": {"name": contract.name, "version": contract.version, "path": str(contract.path)},
+        "contracts": {name: {"version": c.version, "path": str(c.path)} for name, c in contracts.items()},
         "packages": {name: _version(name) for name in PACKAGES},
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("HWBACKENDS_")},
         "selection": _selection(device, candidates),
-        "backends": [_describe(candidate, load) for candidate in candidates],
+        "backends": [_describe(candidate, contracts, load) for candidate in candidates],
         "engines": _engines(),
     }
 
@@ -77,7 +80,7 @@ def _selection(device: str | None, candidates: tuple[Candidate, ...]) -> dict[st
     return {"device": device, "name": chosen.candidate.name, "rule": chosen.rule, "error": None}
 
 
-def _describe(candidate: Candidate, load: bool) -> dict[str, Any]:
+def _describe(candidate: Candidate, contracts: Contracts, load: bool) -> dict[str, Any]:
     manifest = candidate.manifest
     return {
         "name": candidate.name,
@@ -88,21 +91,22 @@ def _describe(candidate: Candidate, load: bool) -> dict[str, Any]:
         "version": candidate.version,
         "module": candidate.value,
         "manifest": str(manifest.path) if manifest else None,
-        "contract": manifest.contract.text if manifest else None,
+        "contracts": dict(manifest.contracts) if manifest else {},
         "devices": list(candidate.devices),
         "priority": candidate.priority,
         "hooks": candidate.hook_origins,
-        "tiers": tiers_of(candidate),
-        "drifts": _drifts(candidate) if load else None,
+        "tiers": tiers_of(candidate, contracts.hooks),
+        "drifts": _drifts(candidate, contracts) if load else None,
     }
 
 
-def _drifts(candidate: Candidate) -> list[str]:
+def _drifts(candidate: Candidate, contracts: Contracts) -> list[str]:
     """What importing and validating an available plugin finds."""
     if candidate.state is not State.AVAILABLE:
         return []
+    named = candidate.manifest.contracts if candidate.manifest else None
     try:
-        return [str(drift) for drift in inspect_plugin(import_plugin(candidate)).drifts]
+        return [str(drift) for drift in inspect_plugin(import_plugin(candidate), contracts, named).drifts]
     except HwBackendsError as error:
         return [str(error)]
 
@@ -117,17 +121,18 @@ def _engines() -> list[dict[str, Any]]:
     return states
 
 
-def render(data: dict[str, Any], console: Console) -> None:
+def render(data: dict[str, Any], contracts: Contracts, console: Console) -> None:
     """Print a report for people."""
-    contract = data["contract"]
     console.print(f"hwbackends {data['hwbackends']}, Python {data['python']}, {data['platform']}", highlight=False)
-    console.print(f"contract {contract['name']} {contract['version']}: {contract['path']}", highlight=False)
+    for contract in contracts.values():
+        console.print(f"contract {contract.name} {contract.version}: {contract.path}", highlight=False)
     installed = ", ".join(f"{name} {version or '-'}" for name, version in data["packages"].items())
     console.print(f"packages: {installed}", highlight=False)
     for name, value in data["environment"].items():
         console.print(f"{name}={value}", highlight=False, markup=False)
     console.print(_backend_table(data))
-    console.print(_hook_table(data))
+    for contract in contracts.values():
+        console.print(_hook_table(contract, data))
     for item in data["backends"]:
         _render_details(item, console)
     for engine in data["engines"]:
@@ -160,15 +165,15 @@ def _render_details(item: dict[str, Any], console: Console) -> None:
         console.print(f"  drift: {drift}", highlight=False, markup=False)
 
 
-def _hook_table(data: dict[str, Any]) -> Table:
-    """Hook by backend, for the backends that have any; the caption explains the marks."""
+def _hook_table(contract: Contract, data: dict[str, Any]) -> Table:
+    """A contract's hooks by backend, for the backends that have any; the caption explains the marks."""
     items = [item for item in data["backends"] if any(item["hooks"].values())]
     caption = f"-: not there, the {REFERENCE} lends it with load(..., fallback=True); *: optional hook"
-    table = Table(title="hooks, and where each comes from", caption=caption)
+    table = Table(title=f"hooks of {contract.name}, and where each comes from", caption=caption)
     table.add_column("hook", no_wrap=True)
     for item in items:
         table.add_column(item["name"], overflow="fold")
-    for name, hook in load_contract().hooks.items():
+    for name, hook in contract.hooks.items():
         table.add_row(f"{name}{' *' if hook.optional else ''}", *[_cell(item, name) for item in items])
     return table
 
@@ -186,8 +191,9 @@ def _cell(item: dict[str, Any], hook: str) -> str:
 @click.option("--load", is_flag=True, help="Also import every available plugin and check its hooks.")
 def command(as_json: bool, device: str | None, load: bool) -> None:
     """Show every installed backend, whether it can run here and why, and which one would be chosen."""
-    data = report(device, load=load)
+    contracts = installed()
+    data = report(device, load=load, contracts=contracts)
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
-    render(data, Console(width=None if sys.stdout.isatty() else 120))
+    render(data, contracts, Console(width=None if sys.stdout.isatty() else 120))

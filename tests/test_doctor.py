@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from hwbackends import doctor
 from hwbackends.cli import main
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 from tests.registry.fake_plugins import MANIFEST, Site, definition, plugin_source
 
-HOOKS = list(load_contract().hooks)
+HOOKS = list(installed().hooks)
 ANSWER = """
     from hwbackends.contract.hookspecs import ProbeResult
     def probe(device=None): return ProbeResult({})
@@ -35,7 +35,7 @@ def by_name(*arguments: str) -> dict:  # type: ignore[type-arg]
 def test_every_state_is_shown_with_reason_and_hint(site: Site) -> None:
     site.install("good", version="1.3")
     site.install("broken", source="1 / 0")
-    site.install("old", manifest='contract: "<1.0"\ndevices: [cpu]\n')
+    site.install("old", manifest='contracts: {step: "<1.0"}\ndevices: [cpu]\n')
     site.install(
         "gone",
         probe=ANSWER.format("False, 'no device', 'plug one in'"),
@@ -155,7 +155,7 @@ def test_load_also_imports_and_shows_drift(site: Site) -> None:
         source="1 / 0",
         probe=ANSWER.format("True, 'here', ''"),
     )
-    site.install("old", manifest='contract: "<1.0"\ndevices: [cpu]\n')
+    site.install("old", manifest='contracts: {step: "<1.0"}\ndevices: [cpu]\n')
     assert by_name()["drifted"]["drifts"] is None
     found = by_name("--load")
     assert "parameters missing: cache_indices" in found["drifted"]["drifts"][0]

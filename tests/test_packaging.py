@@ -19,7 +19,7 @@ import hwbackends
 from hwbackends.contract.reader import contracts_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = ("click", "pluggy", "pyyaml", "rich", "markdown-it-py", "mdurl", "pygments")
+BASE = ("click", "packaging", "pluggy", "pyyaml", "rich", "markdown-it-py", "mdurl", "pygments")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -72,7 +72,7 @@ def test_the_wheel_needs_no_torch_unless_an_extra_asks_for_it(wheel: Path) -> No
     lines = zipfile.ZipFile(wheel).read(f"hwbackends-{hwbackends.__version__}.dist-info/METADATA").decode().splitlines()
     required = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
     base = {line.partition(">")[0] for line in required if "extra ==" not in line}
-    assert base == {"click", "pluggy", "pyyaml", "rich"}
+    assert base == {"click", "packaging", "pluggy", "pyyaml", "rich"}
     extras = {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
     assert {"reference", "cuda", "ascend", "transformers", "sglang", "vllm", "test", "lint"} <= extras
     assert not [line for line in required if "==" in line.partition(";")[0]], "versions are pinned in constraints.txt"
@@ -89,10 +89,10 @@ def test_the_doctor_of_a_bare_installation_sees_the_three_backends(bare_python: 
 
 
 def test_a_bare_installation_loads_its_own_contract(bare_python: Path, tmp_path: Path) -> None:
-    code = "from hwbackends.contract.reader import load_contract as c; print(c().path, len(c().hooks), c().version)"
-    path, hooks, version = run(bare_python, "-c", code, cwd=tmp_path).split()
+    code = "from hwbackends.contract.reader import installed as c; print(c()['step'].path, len(c().hooks), *c())"
+    path, hooks, *names = run(bare_python, "-c", code, cwd=tmp_path).split()
     assert Path(path).is_relative_to(bare_python.parent.parent)
-    assert (int(hooks), version) == (14, "1.0")
+    assert (int(hooks), names) == (14, ["step", "conv"])
 
 
 def test_a_bare_installation_refuses_to_load_a_backend_by_name(bare_python: Path, tmp_path: Path) -> None:

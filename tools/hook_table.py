@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import yaml
+from hwbackends.contract.reader import installed
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -13,14 +13,15 @@ BEGIN, END = "<!-- hooks: begin, made by tools/hook_table.py -->", "<!-- hooks: 
 
 
 def table() -> str:
-    """One row per hook: name, what it does, parameters (optional ones in brackets), graph rules."""
-    hooks = yaml.safe_load((ROOT / "contracts" / "conv_state.yaml").read_text())["hooks"]
+    """One row per hook: contract, name, what it does, parameters (optional ones in brackets), graph rules."""
     lines = ["| hook | what it does | parameters | in a graph | clauses |", "| --- | --- | --- | --- | --- |"]
-    for hook in hooks:
-        names = [f"[{p['name']}]" if "default" in p else p["name"] for p in hook["parameters"]]
-        name = f"`{hook['name']}`" + (" (optional)" if hook["optional"] else "")
-        graph = "records" if hook["recordable"] else "-"
-        lines.append(f"| {name} | {hook['summary']} | {', '.join(names)} | {graph} | {len(hook['clauses'])} |")
+    for contract in installed(ROOT / "contracts").values():
+        lines.append(f"| **{contract.name} {contract.version}** | | | | |")
+        for hook in contract.hooks.values():
+            names = [p.name if p.required else f"[{p.name}]" for p in hook.parameters]
+            name = f"`{hook.name}`" + (" (optional)" if hook.optional else "")
+            graph = "records" if hook.recordable else "-"
+            lines.append(f"| {name} | {hook.summary} | {', '.join(names)} | {graph} | {len(hook.clauses)} |")
     return "\n".join(lines)
 
 

@@ -20,7 +20,8 @@ from .findings import Finding, Place
 from .model import Problem
 
 if TYPE_CHECKING:
-    from .contract import HookContract
+    from hwbackends.contract.model import Contracts
+
     from .surroundings import Package
 
 Ignores = dict[str, dict[int, tuple[str, ...]]]
@@ -49,7 +50,7 @@ class Store:
     def result_key(
         self,
         sources: list[tuple[str, bytes]],
-        contract: HookContract | None,
+        contract: Contracts | None,
         around: list[Package],
         problems: list[Problem],
     ) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from hwbackends.errors import ContractError
+
 from .rules import DECLARATIONS, RULES, explain
 
 _FORMATS = ("text", "json", "sarif", "github")
@@ -18,7 +20,7 @@ _FORMATS = ("text", "json", "sarif", "github")
 @click.command()
 @click.argument("trees", nargs=-1, type=click.Path())
 @click.option(
-    "--contract", metavar="FILE", help="Check the hooks that this YAML file names. Default: our own contract."
+    "--contract", metavar="FILE", help="Check the hooks that this YAML file names. Default: our own contracts."
 )
 @click.option("--drift", is_flag=True, default=None, help="Check every call of the trees, without a contract.")
 @click.option(
@@ -49,7 +51,7 @@ def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
         return
     try:
         status = _run(list(trees), options)
-    except (ValueError, OSError) as error:
+    except (ContractError, ValueError, OSError) as error:
         click.echo(f"hwbackends check: {error}", err=True)
         status = 2
     except Exception as error:  # a fault of ours must not read as "findings"
@@ -114,15 +116,17 @@ def _split(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _engine_options(options: dict[str, Any], config: dict[str, Any]) -> Any:
+    from hwbackends.contract.reader import installed, read
+
     from . import cache, engine
-    from .contract import default_contract, load_contract
 
     if options["drift"] and options["contract"]:
         raise ValueError("--drift and --contract exclude each other")
     drift = options["drift"] or (config.get("drift", False) and not options["contract"])
     contract = None
     if not drift:
-        contract = load_contract(options["contract"] or config.get("contract") or default_contract())
+        path = options["contract"] or config.get("contract")
+        contract = read(path) if path else installed()
     directory = options["cache_dir"] or config.get("cache-dir") or cache.default_directory()
     exclude = (*options["exclude"], *config.get("exclude", ()))
     package = bool(options["with_package"] or config.get("with-package", False))

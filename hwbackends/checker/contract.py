@@ -4,109 +4,40 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import yaml
+from hwbackends.contract.model import Contracts, Hook, Parameter
 
 from .bind import Mismatch, Passed, bind
 from .dispatch import Candidate
 from .drift import Drift, Verdict, describe, missing_names
 from .findings import Finding, Place
 from .infer import last_name, method_kind, unwrapped
-from .model import Call, Scope, Signature
+from .model import Call, Expr, Scope, Signature
 from .program import Program, Ref
 
 _MARKS = frozenset({"hookimpl", "hookspec"})
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class ContractFileError(ValueError):
-    """A contract file that cannot be used; the message says where and why."""
+def pattern(contracts: Contracts) -> re.Pattern[bytes]:
+    """Matches every file that can hold a definition or a call."""
+    return re.compile(b"|".join(re.escape(name.encode()) for name in sorted(contracts.hooks, key=len)))
 
 
-class Parameter(NamedTuple):
-    """One parameter of a hook.
-
-    ``optional`` with a default: callers may omit it, so that no definition may require it. ``optional`` alone: the
-    contract leaves open whether it has a default. ``any_name``: callers pass it by position, so that its name is free.
-    """
-
-    name: str
-    optional: bool
-    default: str | None
-    any_name: bool
+def _signature(hook: Hook) -> Signature:
+    """What callers may pass, as a definition would say it."""
+    defaults = {p.name: _default(p) or "..." for p in hook.parameters if p.omittable}
+    return Signature((), tuple(p.name for p in hook.parameters), (), defaults, None, None)
 
 
-class Hook(NamedTuple):
-    """One hook: what callers may pass, in order."""
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    required: bool  # an implementation of other hooks must have this one
-
-    @property
-    def signature(self) -> Signature:
-        defaults = {p.name: p.default or "..." for p in self.parameters if p.optional}
-        return Signature((), tuple(p.name for p in self.parameters), (), defaults, None, None)
-
-    @property
-    def distinctive(self) -> bool:
-        """Whether the name alone tells that a function is meant as this hook."""
-        return self.name.count("_") >= 2 or len(self.name) >= 16
+def _default(parameter: Parameter) -> str | None:
+    return None if parameter.required else repr(parameter.default)
 
 
-class HookContract(NamedTuple):
-    """The hooks of one contract file."""
-
-    name: str
-    version: str
-    hooks: dict[str, Hook]
-
-    def pattern(self) -> re.Pattern[bytes]:
-        """Matches every file that can hold a definition or a call."""
-        return re.compile(b"|".join(re.escape(name.encode()) for name in sorted(self.hooks, key=len)))
-
-
-def load_contract(path: str) -> HookContract:
-    """Read ``hooks: [{name, parameters: [{name, optional, default}]}]``; other keys are for other readers.
-
-    Raises:
-        ContractFileError: the file cannot be read, is no YAML, or a hook or parameter lacks its name.
-    """
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ContractFileError(f"{path}: {error}") from error
-    hooks = raw.get("hooks") if isinstance(raw, dict) else None
-    if not isinstance(hooks, list) or not hooks:
-        raise ContractFileError(f"{path}: wants a list under 'hooks'")
-    found = [_hook(path, item) for item in hooks]
-    name = str(raw.get("contract") or raw.get("name") or Path(path).stem)
-    return HookContract(name, str(raw.get("version", "")), {hook.name: hook for hook in found})
-
-
-def _hook(path: str, raw: Any) -> Hook:
-    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise ContractFileError(f"{path}: every hook wants a 'name', got {raw!r:.80}")
-    parameters = []
-    for item in raw.get("parameters") or []:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise ContractFileError(f"{path}: every parameter of {raw['name']} wants a 'name', got {item!r:.80}")
-        optional = bool(item.get("optional", "default" in item))
-        default = repr(item["default"]) if "default" in item else None
-        parameters.append(Parameter(item["name"], optional, default, bool(item.get("any_name"))))
-    return Hook(raw["name"], tuple(parameters), raw.get("optional") is False)
-
-
-def default_contract() -> str:
-    """The path of the project's own contract, in a checkout or in an installed package."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "_contracts" / "conv_state.yaml", package.parent / "contracts" / "conv_state.yaml"):
-        if candidate.is_file():
-            return str(candidate)
-    raise ContractFileError("the package's own contract conv_state.yaml is missing; reinstall hwbackends")
+def _distinctive(hook: Hook) -> bool:
+    """Whether the name alone tells that a function is meant as this hook."""
+    return hook.name.count("_") >= 2 or len(hook.name) >= 16
 
 
 class _Definition(NamedTuple):
@@ -117,7 +48,7 @@ class _Definition(NamedTuple):
 class ContractCheck:
     """Checks a program against one contract. Use :func:`check_contract`."""
 
-    def __init__(self, program: Program, contract: HookContract) -> None:
+    def __init__(self, program: Program, contract: Contracts) -> None:
         self.program = program
         self.contract = contract
         self.drift = Drift(program)
@@ -128,6 +59,7 @@ class ContractCheck:
             for scope in file.facts.scopes
             if scope.name in contract.hooks and any(last_name(d) in _MARKS for d in scope.decorators)
         }
+        self.marked |= {hook.name for hook, *_ in self._marked_assignments()}
         for index, file in enumerate(program.files):
             for raw in file.facts.calls:
                 name = last_name(raw[3]) if raw[3][0] in "na" else ""
@@ -178,11 +110,24 @@ class ContractCheck:
         around = self.program.files[file].facts.scopes[scope.parent]
         if hook.name in self.marked or around.kind != "c":
             return False  # a plain function of that name is a helper
-        return hook.distinctive or sum(name in around.bindings for name in self.contract.hooks) > 1
+        return _distinctive(hook) or sum(name in around.bindings for name in self.contract.hooks) > 1
+
+    def _marked_assignments(self) -> Iterator[tuple[Hook, Ref, int, int, Expr]]:
+        """``hook = hookimpl(function)`` in a module: the hook, the module, line and guard, and the function."""
+        for index, file in enumerate(self.program.files):
+            bindings = file.facts.scopes[0].bindings
+            for name in self.contract.hooks.keys() & bindings.keys():
+                for line, guard, value in bindings[name]:
+                    if value is not None and value[0] == "c" and value[2] and last_name(value[1]) in _MARKS:
+                        yield self.contract.hooks[name], (index, 0), line, guard, value[2][0]
 
     def _assigned(self) -> Iterator[tuple[Hook, Candidate]]:
-        """``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and ``type(...)``."""
+        """``hook = hookimpl(function)``, ``Class.hook = function``, ``hook = other`` in a class body, ``setattr`` and
+        ``type(...)``."""
         inference = self.drift.inference
+        for marked, ref, line, guard, function in self._marked_assignments():
+            for item in inference.evaluate(function, inference.context(ref, line, guard)):
+                yield from self._from_value(marked, item, False)
         for index, file in enumerate(self.program.files):
             for scope, guard, owner, name, assigned, _ in file.facts.patches:
                 hook = self.contract.hooks.get(name)
@@ -263,7 +208,7 @@ class ContractCheck:
 
     def _demanded(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> tuple[str, ...]:
         """Parameters that the definition requires and a call of the contract may omit."""
-        demandable = [p for p in hook.parameters if not p.optional or p.default is None]
+        demandable = [p for p in hook.parameters if not p.omittable or p.required]
         given = {renamed.get(p.name, p.name) for p in demandable} | set(candidate.prefix.keywords)
         signature = candidate.signature
         names = (*signature.positional[candidate.skip + candidate.prefix.npos :], *signature.kwonly)
@@ -290,11 +235,12 @@ class ContractCheck:
     def _defaults(self, hook: Hook, candidate: Candidate) -> Iterator[Finding]:
         for parameter in hook.parameters:
             written = candidate.signature.defaults.get(parameter.name)
-            if written not in (None, "...", parameter.default) and parameter.default is not None:
+            default = _default(parameter)
+            if written not in (None, "...", default) and default is not None:
                 yield self._plain_finding(
                     "HWB104", "warning", "high", candidate, (parameter.name,),
-                    f"defaults {parameter.name!r} to {written}, the contract to {parameter.default}",
-                    f"write {parameter.name}={parameter.default}",
+                    f"defaults {parameter.name!r} to {written}, the contract to {default}",
+                    f"write {parameter.name}={default}",
                 )  # fmt: skip
 
     def _unread(self, hook: Hook, candidate: Candidate, accepted: set[str]) -> Iterator[Finding]:
@@ -318,20 +264,27 @@ class ContractCheck:
 
     def absent(self) -> Iterator[Finding]:
         """Implementations of some hooks that leave a required one out: modules by their marks, and leaf classes."""
-        required = [hook.name for hook in self.contract.hooks.values() if hook.required]
         for index, file in enumerate(self.program.files):
             named = [s for s in file.facts.scopes if s.kind == "f" and s.name in self.contract.hooks]
             marked = [s for s in named if any(last_name(d) == "hookimpl" for d in s.decorators)]
+            required = self._required(scope.name for scope in marked)
             lacking = [name for name in required if name not in file.facts.scopes[0].bindings]
             if len(marked) > 1 and lacking and file.facts.scopes[marked[0].parent].kind == "m":
                 yield self._absent_finding(Place(file.path, marked[0].line, marked[0].qualname), file.path, lacking)
             for number, scope in enumerate(file.facts.scopes):
-                if scope.kind == "c" and required and self._implements((index, number), scope):
+                if scope.kind == "c" and self._implements((index, number), scope):
+                    required = self._required(name for name in self.contract.hooks if name in scope.bindings)
                     left_out = [name for name in required if not self._provides((index, number), name)]
                     if left_out:
                         yield self._absent_finding(
                             Place(file.path, scope.line, scope.qualname), scope.qualname, left_out
                         )
+
+    def _required(self, implemented: Iterable[str]) -> list[str]:
+        """Hooks that must be there beside those that are: of the same contracts, and of what these import."""
+        owners = {self.contract.owners[name].name: self.contract.owners[name] for name in implemented}
+        wanted = {name for owner in owners.values() for name in (owner.name, *owner.imports)}
+        return [hook.name for hook in self.contract.only(wanted).hooks.values() if not hook.optional]
 
     def _implements(self, ref: Ref, scope: Scope) -> bool:
         """A class that nobody extends, whose bases can be seen, and which writes at least two hooks itself."""
@@ -346,8 +299,9 @@ class ContractCheck:
 
     def _absent_finding(self, place: Place, owner: str, lacking: list[str]) -> Finding:
         listed = ", ".join(map(repr, lacking))
+        contract = self.contract.owners[lacking[0]].name
         message = (
-            f"{owner} ({place.file}:{place.line}) implements hooks of contract {self.contract.name} and lacks {listed}."
+            f"{owner} ({place.file}:{place.line}) implements hooks of contract {contract} and lacks {listed}."
             f" Fix: define {listed}."
         )
         return Finding("HWB109", "error", "medium", message, tuple(lacking), place, None)
@@ -356,7 +310,7 @@ class ContractCheck:
 
     def _is_hook_call(self, hook: Hook, file: int, call: Call) -> bool:
         """Whether a call of that name is meant for an implementation of the hook."""
-        if call.func[0] == "a" and hook.name not in self.marked and hook.distinctive:
+        if call.func[0] == "a" and hook.name not in self.marked and _distinctive(hook):
             return True
         context = self.drift.inference.context((file, call.scope), call.line, call.guard)
         reach = self.drift.dispatcher.reach(call, context)
@@ -373,15 +327,15 @@ class ContractCheck:
             return
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
         passed = self._without_receiver(file, call, passed)
-        mismatch = bind(hook.signature, passed)
+        mismatch = bind(_signature(hook), passed)
         if not mismatch.rejects:
             return
         rule = "HWB105" if mismatch.unknown else "HWB106" if mismatch.missing and not mismatch.excess else "HWB103"
-        candidate = Candidate((file, call.scope), hook.signature, 0, None, False)
+        candidate = Candidate((file, call.scope), _signature(hook), 0, None, False)
         missing = missing_names(mismatch, candidate, call, [])
         definition = self._nearest_definition(hook)
         place = Place(self.program.files[file].path, call.line)
-        shown = definition or Place(f"contract {self.contract.name}", 1, hook.name)
+        shown = definition or Place(f"contract {self.contract.owners[hook.name].name}", 1, hook.name)
         yield Finding(
             rule,
             "error",
@@ -413,10 +367,11 @@ class ContractCheck:
         definition = self.drift.place(candidate.ref)
         call = self._witness(hook, names)
         listed = ", ".join(repr(name) for name in names)
+        contract = self.contract.owners[hook.name].name
         said = {
-            "HWB101": f"does not take {listed}, which contract {self.contract.name} passes",
-            "HWB102": f"requires {listed}, which calls of contract {self.contract.name} may omit",
-            "HWB103": f"has {listed} at another position than contract {self.contract.name}",
+            "HWB101": f"does not take {listed}, which contract {contract} passes",
+            "HWB102": f"requires {listed}, which calls of contract {contract} may omit",
+            "HWB103": f"has {listed} at another position than contract {contract}",
         }[rule]
         fix = {
             "HWB101": f"add {listed} to {definition.name}",
@@ -451,7 +406,7 @@ class ContractCheck:
         return Finding(rule, severity, confidence, message, names, definition, None)
 
 
-def check_contract(program: Program, contract: HookContract) -> list[Finding]:
+def check_contract(program: Program, contract: Contracts) -> list[Finding]:
     """All findings of contract mode, in order of place."""
     found = {finding.sort_key: finding for finding in ContractCheck(program, contract).check()}
     return [found[key] for key in sorted(found, key=repr)]

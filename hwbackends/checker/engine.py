@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
+from hwbackends.contract.model import Contracts
+
 from . import cache, files, model, surroundings, workers
-from .contract import HookContract, check_contract
+from .contract import check_contract, pattern
 from .drift import check_drift
 from .extract import extract
 from .findings import Finding, Place
@@ -26,7 +28,7 @@ _RECURSION = 2500
 class Options(NamedTuple):
     """What to check: a contract, or drift when there is none."""
 
-    contract: HookContract | None = None
+    contract: Contracts | None = None
     exclude: tuple[str, ...] = ()
     cache_dir: str | None = None
     jobs: int = 0  # 0: as many as there are usable cores
@@ -58,7 +60,7 @@ def run(roots: list[str], options: Options) -> Outcome:
 
 def _run(roots: list[str], options: Options) -> Outcome:
     paths, problems = files.discover(roots, options.exclude)
-    wanted = options.contract.pattern() if options.contract is not None else None
+    wanted = pattern(options.contract) if options.contract is not None else None
     sources = _read(paths, problems, wanted)
     store = cache.Store(options.cache_dir, roots)
     around = surroundings.packages(roots) if options.package and options.contract is None else []

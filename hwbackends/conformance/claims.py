@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hwbackends.contract.reader import load_contract, nearest
+from hwbackends.contract.document import nearest
+from hwbackends.contract.model import Contracts
 from hwbackends.errors import ContractError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -89,11 +90,12 @@ class Claims:
         return "" if value in claimed else f"{word} {value}"
 
 
-def read_claims(capabilities: Mapping[str, Any], present: Sequence[str]) -> Claims:
+def read_claims(capabilities: Mapping[str, Any], contracts: Contracts, present: Sequence[str]) -> Claims:
     """The claims of a manifest's `capabilities`.
 
     Args:
         capabilities: the mapping as YAML gives it.
+        contracts: those that the manifest names.
         present: hooks that the plugin implements; an optional hook that is not among them is not claimed by `all`.
 
     Raises:
@@ -102,10 +104,9 @@ def read_claims(capabilities: Mapping[str, Any], present: Sequence[str]) -> Clai
     for key in capabilities:
         if key not in _KEYS:
             raise ContractError(f"capabilities: unknown key {key!r}{nearest(str(key), _KEYS)}")
-    contract = load_contract()
-    required = tuple(name for name, hook in contract.hooks.items() if not hook.optional or name in present)
+    required = tuple(name for name, hook in contracts.hooks.items() if not hook.optional or name in present)
     return Claims(
-        hooks=_choice(capabilities, "hooks", required, tuple(contract.hooks)),
+        hooks=_choice(capabilities, "hooks", required, tuple(contracts.hooks)),
         layouts=_choice(capabilities, "layouts", LAYOUTS),
         dtypes=_choice(capabilities, "dtypes", DTYPES),
         mixed_dtypes=_flag(capabilities, "mixed_dtypes"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 
 FOLDER = Path(__file__).parent
 
@@ -55,7 +55,7 @@ def _clauses(node: ast.FunctionDef) -> tuple[str, ...]:
 
 def coverage(tests: Mapping[str, tuple[str, ...]] | None = None) -> Coverage:
     """Hold the clauses of the contract and the shipped tests against each other."""
-    known = load_contract().clauses
+    known = installed().clauses
     named = shipped_tests() if tests is None else tests
     by_clause = {clause: tuple(test for test, ids in named.items() if clause in ids) for clause in known}
     unknown = {test: tuple(i for i in ids if i not in known) for test, ids in named.items()}

@@ -22,7 +22,8 @@ from torch import Tensor
 from hwbackends.conformance import oracle
 from hwbackends.conformance.claims import Claims, NotClaimed, read_claims
 from hwbackends.conformance.workers import Job, Outcome, Settings
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.model import Contracts
+from hwbackends.contract.reader import installed
 from hwbackends.errors import BackendUnavailableError, HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.binding import Implementations, inspect_plugin
 from hwbackends.registry.candidates import Candidate, State, discover, import_plugin, probe
@@ -53,11 +54,13 @@ class Kit:
         self.emulated = _emulated(self.device)
         self.candidate = _candidate(backend, self.device, self.emulated)
         plugin = import_plugin(self.candidate)
-        self.implementations = inspect_plugin(plugin)
-        self.hooks = SimpleNamespace(**_hooks(self.candidate.name, self.implementations))
         manifest = self.candidate.manifest
+        named = manifest.contracts if manifest else None
+        self.contracts = installed().only(installed() if named is None else named)
+        self.implementations = inspect_plugin(plugin, installed(), named)
+        self.hooks = SimpleNamespace(**_hooks(self.candidate.name, self.contracts, self.implementations))
         present = tuple(self.implementations.functions)
-        self.claims: Claims = read_claims(manifest.capabilities if manifest else {}, present)
+        self.claims: Claims = read_claims(manifest.capabilities if manifest else {}, self.contracts, present)
         self.begin("", (), 0)
 
     def begin(self, test_id: str, declared: tuple[str, ...], seed: int) -> None:
@@ -204,10 +207,10 @@ def _candidate(backend: str, device: torch.device, emulated: bool) -> Candidate:
     return candidate
 
 
-def _hooks(name: str, found: Implementations) -> dict[str, Callable[..., Any]]:
+def _hooks(name: str, contracts: Contracts, found: Implementations) -> dict[str, Callable[..., Any]]:
     """Callables by hook; what is missing or drifted raises a named error when a test calls it."""
     hooks: dict[str, Callable[..., Any]] = {}
-    for hook in load_contract().hooks:
+    for hook in contracts.hooks:
         drifts = [str(drift) for drift in found.drifts if drift.hook == hook]
         if drifts:
             hooks[hook] = _raiser(SignatureDriftError("\n".join(drifts)))
@@ -285,7 +288,7 @@ def describe(kit: Kit) -> dict[str, Any]:
     return {
         "backend": candidate.name,
         "package": candidate.package,
-        "contract": load_contract().version,
+        "contracts": {name: contract.version for name, contract in kit.contracts.items()},
         "device": str(kit.device),
         "device_name": _device_name(kit),
         "emulated": kit.emulated,

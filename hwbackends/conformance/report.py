@@ -13,7 +13,7 @@ from typing import Any
 
 from hwbackends.conformance.waivers import Waiver
 from hwbackends.conformance.workers import Outcome
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 
 SCHEMA = 1
 OUTCOMES = ("passed", "failed", "waived", "not_claimed")
@@ -88,7 +88,7 @@ class Report:
     @property
     def unclaimed_hooks(self) -> list[str]:
         """Hooks that every backend must have, and that this one does not claim."""
-        required = [name for name, hook in load_contract().hooks.items() if not hook.optional]
+        required = [name for name, hook in installed().hooks.items() if not hook.optional]
         return [name for name in required if name not in self.info.get("hooks_claimed", required)]
 
     @property
@@ -122,10 +122,10 @@ class Report:
 
     def clauses(self) -> list[dict[str, Any]]:
         """Each clause of the contract: its tests by outcome, worst error, status."""
-        table = []
-        for clause, hook in load_contract().clauses.items():
-            text = next(item.text for item in hook.clauses if item.id == clause)
-            row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": text}
+        table, contracts = [], installed()
+        for clause, hook in contracts.clauses.items():
+            row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": contracts.clause_text(clause)}
+            row["contract"] = contracts.owners[hook.name].name
             row |= dict.fromkeys(OUTCOMES, 0)
             for result in self.results:
                 booked = result.clauses.get(clause)
@@ -295,7 +295,7 @@ def _waivers(data: Mapping[str, Any]) -> str:
 
 
 def _environment(data: Mapping[str, Any]) -> str:
-    keys = ("backend", "package", "contract", "device", "device_name", "emulated", "probe", "options")
+    keys = ("backend", "package", "contracts", "device", "device_name", "emulated", "probe", "options")
     rows = [[_e(key), _e(data.get(key, ""))] for key in keys]
     rows += [[_e(key), _e(value)] for key, value in data.get("environment", {}).items()]
     rows += [["hooks claimed", _e(", ".join(data.get("hooks_claimed", [])))]]

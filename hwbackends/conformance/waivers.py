@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwbackends.contract.reader import load_contract, nearest, read_document
+from hwbackends.contract.document import nearest, read_document
+from hwbackends.contract.reader import installed
 from hwbackends.errors import ContractError
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
@@ -43,7 +44,7 @@ def read_waivers(path: Path, today: datetime.date | None = None) -> tuple[Waiver
         expires = _date(data["expires"])
         if expires is None:
             raise document.error((index, "expires"), f"got {data['expires']!r}, wanted a date such as 2027-01-31")
-        known = load_contract().clauses
+        known = installed().clauses
         if data["clause"] not in known:
             raise document.error(
                 (index, "clause"), f"unknown clause {data['clause']!r}{nearest(data['clause'], known)}"

@@ -1,242 +1,17 @@
-"""The contract as data: finds, reads and checks the YAML files of `contracts/`, keeping the line of everything it read,
-so that a mistake is reported with file, line and path inside the document. Nothing here imports torch."""
+"""The one reader of contract files: finds, reads and checks the YAML of `contracts/` and gives `Contracts`. Imports no
+torch."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hwbackends.contract.document import Document, Keys, Kinds, nearest, read_document
+from hwbackends.contract.model import ROLES, Clause, Contract, Contracts, Hook, Parameter
 from hwbackends.errors import ContractError
-
-Keys = tuple[str | int, ...]
-Kinds = Mapping[str, type | tuple[type, ...]]
-
-# The same loader in C is ten times as fast, and not in every build of PyYAML.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A YAML document and the line of each of its values.
-
-    Attributes:
-        path: the file it was read from.
-        data: plain Python values.
-        lines: 1-based line by path inside the document, `("hooks", "conv_decode", "parameters", 0)`.
-    """
-
-    path: Path
-    data: Any
-    lines: Mapping[Keys, int]
-
-    def error(self, keys: Keys, message: str) -> ContractError:
-        """An error that points at `keys`, or at the nearest value above it that is there."""
-        place = keys
-        while place and place not in self.lines:
-            place = place[:-1]
-        dotted = ".".join(map(str, keys)) or "the document"
-        return ContractError(f"{self.path}:{self.lines.get(place, 1)}: {dotted}: {message}")
-
-    def get(self, keys: Keys) -> Any:
-        """The value at `keys`, which must be there."""
-        value = self.data
-        for key in keys:
-            value = value[key]
-        return value
-
-    def mapping(self, keys: Keys, required: Kinds, optional: Kinds, *, closed: bool = True) -> dict[str, Any]:
-        """The mapping at `keys`, with every required key there, each value of its kind, and no other key.
-
-        Raises:
-            ContractError: something is missing, unknown or of another kind.
-        """
-        value = self.get(keys)
-        if not isinstance(value, dict):
-            raise self.error(keys, f"got {_kind(value)}, wanted a mapping")
-        for name, item in value.items():
-            wanted = required.get(name) or optional.get(name)
-            if wanted is not None and not _is(item, wanted):
-                raise self.error((*keys, name), f"got {_kind(item)}, wanted {_names(wanted)}")
-            if wanted is None and closed:
-                raise self.error((*keys, name), f"unknown key{nearest(str(name), {*required, *optional})}")
-        for name in required:
-            if name not in value:
-                raise self.error(keys, f"key {name!r} is missing")
-        return value
-
-
-def _is(value: object, wanted: type | tuple[type, ...]) -> bool:
-    if isinstance(value, bool):  # a bool is an int to Python, not to a reader
-        return bool in (wanted if isinstance(wanted, tuple) else (wanted,))
-    return isinstance(value, wanted)
-
-
-def _kind(value: object) -> str:
-    return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), f"{value!r}")
-
-
-def _names(wanted: type | tuple[type, ...]) -> str:
-    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
-    words = {dict: "a mapping", list: "a list", str: "text", int: "a whole number", bool: "true or false"}
-    return " or ".join(words.get(kind, "nothing" if kind is type(None) else kind.__name__) for kind in kinds)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the name most like `name`, or nothing."""
-    match = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
-
-
-def read_document(path: Path | str) -> Document:
-    """Read one YAML file.
-
-    Raises:
-        ContractError: the file is missing, not UTF-8, not YAML, nested too deep, or has a key twice.
-    """
-    path = Path(path)
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_LOADER)
-        lines: dict[Keys, int] = {}
-        data = None if node is None else _Builder(path, lines).build(node, ())
-    except OSError as error:
-        raise ContractError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ContractError(f"{path}: not UTF-8 at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ContractError(f"{path}:{line}: not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ContractError(f"{path}: not YAML: {error}") from error
-    except RecursionError as error:
-        raise ContractError(f"{path}: nested too deep, or a value that contains itself") from error
-    return Document(path, data, lines)
-
-
-class _Builder:
-    """Turns YAML nodes into plain values and writes down the line of each."""
-
-    def __init__(self, path: Path, lines: dict[Keys, int]) -> None:
-        self.path, self.lines = path, lines
-        self.scalars = yaml.constructor.SafeConstructor()
-
-    def build(self, node: yaml.Node, keys: Keys) -> Any:
-        self.lines.setdefault(keys, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, keys)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.build(item, (*keys, index)) for index, item in enumerate(node.value)]
-        return self.scalars.construct_object(node)
-
-    def _mapping(self, node: yaml.MappingNode, keys: Keys) -> dict[Any, Any]:
-        result: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            key = self.scalars.construct_object(key_node)
-            line = key_node.start_mark.line + 1
-            if not isinstance(key, str | int):
-                raise ContractError(f"{self.path}:{line}: got a {type(key).__name__} as a key, wanted text")
-            if key in result:
-                raise ContractError(f"{self.path}:{line}: key {key!r} is there twice")
-            self.lines[(*keys, key)] = line
-            result[key] = self.build(value_node, (*keys, key))
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a hook, or one field of a type that hooks take.
-
-    Attributes:
-        name: field-standard name.
-        type: `Tensor`, a Python type, or a name of the contract's `types`.
-        optional: may be None.
-        required: has no default; the caller must pass it.
-        default: the default where there is one.
-        since: contract version that added it.
-        dtypes: allowed dtypes of a tensor, spelled out.
-        shape: named dimensions of a tensor.
-        strides: what memory layout is taken.
-        unit: what one count of it is: tokens, rows, slots, bytes.
-        padding: the value that marks a padded row, in words where it is more than one value.
-        mutated: the hook writes to it.
-        doc: anything else.
-    """
-
-    name: str
-    type: str
-    optional: bool = False
-    required: bool = True
-    default: Any = None
-    since: str = "1.0"
-    dtypes: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()
-    strides: str = ""
-    unit: str = ""
-    padding: Any = None
-    mutated: bool = False
-    doc: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Clause:
-    """One numbered sentence of a hook's meaning."""
-
-    id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """One hook: its parameters in order and what it may do.
-
-    Attributes:
-        name: the function's name.
-        since: contract version that added it.
-        optional: a backend may leave it out.
-        summary: one sentence.
-        recordable: may be called while a graph is captured.
-        may_synchronise: may wait for the device.
-        may_allocate: true, false, or `output` for the returned tensor alone.
-        parameters: in positional order.
-        returns: what it returns.
-        clauses: what it means.
-    """
-
-    name: str
-    since: str
-    optional: bool
-    summary: str
-    recordable: bool
-    may_synchronise: bool
-    may_allocate: bool | str
-    parameters: tuple[Parameter, ...]
-    returns: Mapping[str, Any]
-    clauses: tuple[Clause, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Contract:
-    """A whole contract; `hooks` keeps the order of the file."""
-
-    name: str
-    version: str
-    path: Path
-    hooks: Mapping[str, Hook]
-    types: Mapping[str, tuple[Parameter, ...]]
-    dtype_sets: Mapping[str, tuple[str, ...]]
-    dimensions: Mapping[str, str]
-    layouts: Mapping[str, str]
-
-    @property
-    def clauses(self) -> dict[str, Hook]:
-        """The hook of each clause id."""
-        return {clause.id: hook for hook in self.hooks.values() for clause in hook.clauses}
 
 
 def contracts_folder() -> Path:
@@ -247,19 +22,82 @@ def contracts_folder() -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_contracts", package.parent / "contracts"):
-        if (folder / "conv_state.yaml").is_file():
+        if any(folder.glob("*.yaml")):
             return folder
     raise ContractError(f"{package}: the contract files are not installed; reinstall hwbackends")
 
 
 @functools.cache
-def load_contract(path: Path | str | None = None) -> Contract:
-    """Read and check a contract; the installed `conv_state` contract by default.
+def installed(folder: Path | None = None) -> Contracts:
+    """Every contract of a folder, each behind what it imports; the installed ones by default.
+
+    Raises:
+        ContractError: a file is malformed; gives file, line and path inside the document.
+    """
+    return _together(sorted((folder or contracts_folder()).glob("*.yaml")))
+
+
+def read(path: Path | str) -> Contracts:
+    """The contract of one file with what it imports, or a description of somebody else's hooks.
+
+    A file without `types` and `imports` is such a description: names of hooks and parameters are enough.
 
     Raises:
         ContractError: the file is malformed; gives file, line and path inside the document.
     """
-    return _Reader(read_document(path or contracts_folder() / "conv_state.yaml")).contract()
+    document = read_document(path)
+    top = document.data if isinstance(document.data, dict) else {}
+    if "types" in top or "imports" in top:
+        return _together([Path(path)])
+    return Contracts([_Description(document).contract()])
+
+
+def _together(paths: Iterable[Path]) -> Contracts:
+    """Contracts in an order in which each comes behind its imports."""
+    found: dict[str, Contract] = {}
+
+    def add(path: Path, importers: tuple[Path, ...]) -> None:
+        document = read_document(path)
+        names = _imports(document)
+        for index, name in enumerate(names):
+            other = path.with_name(f"{name}.yaml")
+            if not other.is_file():
+                known = [p.stem for p in path.parent.glob("*.yaml")]
+                raise document.error(("imports", index), f"no contract {name!r} beside it{nearest(name, known)}")
+            if other in (*importers, path):
+                raise document.error(("imports", index), f"contract {name!r} imports this one")
+            if name not in found:
+                add(other, (*importers, path))
+        if path.stem not in found:
+            found[path.stem] = _Reader(document, [found[name] for name in names]).contract()
+
+    for path in paths:
+        add(path, ())
+    return _apart(found)
+
+
+def _imports(document: Document) -> list[str]:
+    top = document.mapping((), required={"contract": str}, optional={"imports": list}, closed=False)
+    return [str(name) for name in top.get("imports", ())]
+
+
+def _apart(found: Mapping[str, Contract]) -> Contracts:
+    """Contracts that share no hook and no clause."""
+    contracts = Contracts(found.values())
+    total = sum(len(contract.hooks) for contract in found.values())
+    if len(contracts.hooks) != total:
+        owners = [(name, c.name) for c in found.values() for name in c.hooks if contracts.owners[name] is not c]
+        name, owner = owners[0]
+        raise ContractError(f"{contracts.owners[name].path}: hook {name!r} is also in contract {owner}")
+    seen: dict[str, str] = {}
+    for hook in contracts.hooks.values():
+        for clause in hook.clauses:
+            if clause.id in seen:
+                raise ContractError(
+                    f"{contracts.owners[hook.name].path}: clause {clause.id} is also in {seen[clause.id]}"
+                )
+            seen[clause.id] = hook.name
+    return contracts
 
 
 _PARAMETER: Kinds = {
@@ -278,6 +116,7 @@ _HOOK: Kinds = {
     "name": str,
     "since": str,
     "optional": bool,
+    "role": str,
     "summary": str,
     "recordable": bool,
     "may_synchronise": bool,
@@ -286,15 +125,8 @@ _HOOK: Kinds = {
     "returns": dict,
     "clauses": list,
 }
-_TOP: Kinds = {
-    "contract": str,
-    "version": str,
-    "dtype_sets": dict,
-    "dimensions": dict,
-    "layouts": dict,
-    "types": dict,
-    "hooks": list,
-}
+_TABLES: Kinds = {"dtype_sets": dict, "dimensions": dict, "layouts": dict, "forward_modes": dict}
+_TOP: Kinds = {"contract": str, "version": str, "types": dict, "hooks": list}
 _PYTHON_TYPES = {"Tensor", "dict[str, Tensor]", "ForwardMode", "str", "int", "float", "bool", "None"}
 _CLAUSE_ID = re.compile(r"[A-Z]+(-[A-Z]+)+-\d\d")
 _VERSION = re.compile(r"\d+\.\d+")
@@ -304,14 +136,17 @@ _DIMENSION = re.compile(r"[A-Za-z_]\w*")
 class _Reader:
     """Builds a `Contract` from a document and refuses whatever the schema does not know."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, imported: Iterable[Contract] = ()) -> None:
         self.document = document
         self.error = document.error
+        self.imported = tuple(imported)
 
     def contract(self) -> Contract:
-        top = self.document.mapping((), required=_TOP, optional={})
-        self.top = top
+        top = self.document.mapping((), required=_TOP, optional={**_TABLES, "imports": list})
+        self.top = {**top, **{name: self._visible(name, top.get(name, {})) for name in (*_TABLES, "types")}}
         self._version(("version",), top["version"])
+        if top["contract"] != self.document.path.stem:
+            raise self.error(("contract",), f"got {top['contract']!r}, wanted {self.document.path.stem!r}, as the file")
         types = {name: self._fields(name) for name in top["types"]}
         hooks: dict[str, Hook] = {}
         for index in range(len(top["hooks"])):
@@ -324,31 +159,59 @@ class _Reader:
             name=top["contract"],
             version=top["version"],
             path=self.document.path,
+            imports=tuple(top.get("imports", ())),
             hooks=hooks,
-            types=types,
-            dtype_sets={name: tuple(items) for name, items in top["dtype_sets"].items()},
-            dimensions=top["dimensions"],
-            layouts=top["layouts"],
+            types={**self._visible("types", {}), **types},
+            dtype_sets={name: tuple(items) for name, items in self.top["dtype_sets"].items()},
+            **{name: self.top[name] for name in ("dimensions", "layouts", "forward_modes")},
         )
 
+    def _visible(self, table: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """A table of words with what the imported contracts have in theirs; a word means one thing."""
+        found: dict[str, Any] = {}
+        for contract in self.imported:
+            found |= getattr(contract, table)
+        for name in () if table == "types" else own:
+            if name in found:
+                raise self.error((table, name), "an imported contract has this word already")
+        return {**found, **own}
+
     def _fields(self, name: str) -> tuple[Parameter, ...]:
+        """The fields of a type; those that an imported contract gives it come first."""
         keys: Keys = ("types", name)
         fields = self.document.mapping(keys, required={"fields": list}, optional={"doc": str})["fields"]
-        return self._parameters((*keys, "fields"), len(fields), required={"name": str, "type": str})
+        found = self._parameters((*keys, "fields"), len(fields), required={"name": str, "type": str})
+        before = [p for contract in self.imported for p in contract.types.get(name, ())]
+        for index, p in enumerate(found):
+            if p.name in {old.name for old in before}:
+                raise self.error((*keys, "fields", index, "name"), f"{p.name!r} is in an imported contract already")
+        return (*before, *found)
 
     def _hook(self, keys: Keys) -> Hook:
-        data = self.document.mapping(keys, required=_HOOK, optional={"doc": str})
+        data = self.document.mapping(keys, required=_HOOK, optional={"doc": str, "forward_modes": list})
         if not data["name"].isidentifier():
             raise self.error((*keys, "name"), f"got {data['name']!r}, wanted a Python name")
         if data["may_allocate"] not in (True, False, "output"):
             raise self.error((*keys, "may_allocate"), f"got {data['may_allocate']!r}, wanted true, false or output")
+        if data["role"] not in ROLES:
+            raise self.error((*keys, "role"), f"unknown role {data['role']!r}{nearest(data['role'], ROLES)}")
         self._version((*keys, "since"), data["since"])
         needed: Kinds = {"name": str, "type": str, "since": str, "optional": bool}
         parameters = self._parameters((*keys, "parameters"), len(data["parameters"]), required=needed)
         self._defaults_last((*keys, "parameters"), parameters)
         self._returns((*keys, "returns"))
         flags = {name: data[name] for name in _HOOK if name not in ("parameters", "clauses")}
-        return Hook(**flags, parameters=parameters, clauses=self._clauses((*keys, "clauses"), len(data["clauses"])))
+        clauses = self._clauses((*keys, "clauses"), len(data["clauses"]))
+        return Hook(**flags, forward_modes=self._modes(keys, data), parameters=parameters, clauses=clauses)
+
+    def _modes(self, keys: Keys, data: Mapping[str, Any]) -> tuple[str, ...]:
+        known = self.top["forward_modes"]
+        for index, mode in enumerate(data.get("forward_modes", ())):
+            if mode not in known:
+                raise self.error(
+                    (*keys, "forward_modes", index), f"unknown forward mode {mode!r}{nearest(mode, known)}"
+                )
+        return tuple(data.get("forward_modes", ()))
 
     def _parameters(self, keys: Keys, count: int, required: Kinds) -> tuple[Parameter, ...]:
         optional = {name: kind for name, kind in _PARAMETER.items() if name not in required}
@@ -371,7 +234,8 @@ class _Reader:
             raise self.error((*keys, "default"), "the default is null: wanted optional: true")
         shape = tuple(map(str, data.get("shape", ())))
         self._shape((*keys, "shape"), shape)
-        extra = {"required": "default" not in data, "shape": shape, "dtypes": self._dtypes(keys, data)}
+        left_out = "default" in data
+        extra = {"required": not left_out, "omittable": left_out, "shape": shape, "dtypes": self._dtypes(keys, data)}
         return Parameter(**{**data, **extra})
 
     def _returns(self, keys: Keys) -> None:
@@ -431,6 +295,48 @@ class _Reader:
             if parameter.required and seen_default:
                 raise self.error((*keys, index), f"{parameter.name!r} has no default but follows {seen_default!r}")
             seen_default = seen_default or ("" if parameter.required else parameter.name)
+
+
+class _Description:
+    """Reads hooks of another project: what callers pass, and nothing about tensors."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def contract(self) -> Contract:
+        top = self.document.mapping((), required={"hooks": list}, optional={"contract": str, "name": str}, closed=False)
+        if not top["hooks"]:
+            raise self.document.error(("hooks",), "wants at least one hook")
+        hooks = [self._hook(("hooks", index)) for index in range(len(top["hooks"]))]
+        path = self.document.path
+        name = top.get("contract") or top.get("name") or path.stem
+        empty: dict[str, Any] = {}
+        tables = dict.fromkeys(("types", "dtype_sets", "dimensions", "layouts", "forward_modes"), empty)
+        return Contract(name, str(top.get("version", "")), path, (), {hook.name: hook for hook in hooks}, **tables)
+
+    def _hook(self, keys: Keys) -> Hook:
+        optional: Kinds = {"optional": bool, "summary": str, "parameters": list}
+        data = self.document.mapping(keys, required={"name": str}, optional=optional, closed=False)
+        count = len(data.get("parameters", ()))
+        parameters = tuple(self._parameter((*keys, "parameters", index)) for index in range(count))
+        optional_hook = data.get("optional", True)
+        return Hook(
+            data["name"], optional=optional_hook, summary=data.get("summary", ""), parameters=parameters, closed=False
+        )
+
+    def _parameter(self, keys: Keys) -> Parameter:
+        kinds: Kinds = {"optional": bool, "default": _PARAMETER["default"], "any_name": bool}
+        data = self.document.mapping(keys, required={"name": str}, optional=kinds, closed=False)
+        has_default = "default" in data
+        optional = data.get("optional", has_default)
+        return Parameter(
+            data["name"],
+            optional=optional,
+            required=not has_default,
+            default=data.get("default"),
+            omittable=optional,
+            any_name=data.get("any_name", False),
+        )
 
 
 def _number(version: str) -> tuple[int, ...]:

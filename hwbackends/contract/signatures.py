@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hwbackends.contract.reader import Hook, nearest
+from hwbackends.contract.document import nearest
+from hwbackends.contract.model import Hook
 
 _CATCH_ALL = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -20,7 +21,8 @@ class Drift:
 
     Attributes:
         kind: `missing`, `renamed`, `extra-required`, `hiding-default`, `lost-default`, `other-default`, `order`,
-            `keyword-only`, `positional-only`, `catch-all`, `not-a-function`, `unknown-hook` or `unmarked`.
+            `keyword-only`, `positional-only`, `catch-all`, `not-a-function`, `unknown-hook`, `unnamed-contract` or
+            `unmarked`.
         hook: name of the hook.
         parameters: the parameters it is about.
         message: the sentence to show.
@@ -168,6 +170,12 @@ def unknown_hook(name: str, function: Any, known: list[str]) -> Drift:
     """A function that is marked as an implementation of a hook that the contract does not have."""
     message = f"no such hook in the contract{nearest(name, known)}"
     return Drift("unknown-hook", name, (), message, location_of(function), definition_of(function))
+
+
+def unnamed_contract(hook: Hook, contract: str, function: Any) -> Drift:
+    """An implementation of a hook whose contract the plugin's manifest does not name."""
+    message = f"a hook of contract {contract}, which the manifest does not name; add {contract} under contracts"
+    return Drift("unnamed-contract", hook.name, (), message, location_of(function), definition_of(function))
 
 
 def unmarked_hook(hook: Hook, function: Any) -> Drift:

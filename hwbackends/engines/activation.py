@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 from hwbackends.contract.reader import contracts_folder
 from hwbackends.errors import ContractError, UnsupportedError
-from hwbackends.registry.manifest import VersionRange, module_folders
+from hwbackends.registry.manifest import module_folders
 
 PLUGIN_NAME = "hwbackends"
 """Name of the plugin's entry point in every engine's group."""
@@ -155,7 +157,7 @@ def version_problem(engine: Engine, version: str) -> str | None:
     """Why this version cannot be served, None if it can. A version that names no release has its tree checked."""
     release = _RELEASE.fullmatch(version)
     if release is not None and release[1].strip("0."):
-        if release[1] in VersionRange.parse(engine.supported):
+        if release[1] in SpecifierSet(engine.supported):
             return None
         return f"{engine.title} {version} is outside the supported range {engine.supported}"
     findings = contract_findings(engine)

@@ -1,21 +1,23 @@
 """Binding: holds every hook of a plugin against the contract, once, and hands out plain functions, so that a hook call
-costs what a function call costs. pluggy checks the same implementations a second time, in its own way."""
+costs what a function call costs. pluggy marks implementations and traces their calls; it checks nothing that the
+comparison with the contract did not."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pluggy
 
-from hwbackends.contract import hookspecs
 from hwbackends.contract.hookspecs import PROJECT
-from hwbackends.contract.reader import Contract, Hook, load_contract
-from hwbackends.contract.signatures import Drift, compare, location_of, unknown_hook, unmarked_hook
+from hwbackends.contract.hookspecs.conv import ConvHooks
+from hwbackends.contract.hookspecs.step import StepHooks
+from hwbackends.contract.model import Contracts, Hook
+from hwbackends.contract.reader import installed
+from hwbackends.contract.signatures import Drift, compare, location_of, unknown_hook, unmarked_hook, unnamed_contract
 from hwbackends.errors import HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.candidates import Candidate, import_plugin
 
@@ -41,18 +43,30 @@ class Implementations:
     errors: Mapping[str, Exception]
 
 
-def inspect_plugin(plugin: Any, contract: Contract | None = None) -> Implementations:
-    """Hold every hook of a plugin against the contract; runs no hook."""
-    contract = contract or load_contract()
+def inspect_plugin(plugin: Any, contracts: Contracts, named: Iterable[str] | None = None) -> Implementations:
+    """Hold every hook of a plugin against the contracts; runs no hook.
+
+    Args:
+        plugin: the plugin module or object.
+        contracts: every contract that is here.
+        named: contracts that the plugin's manifest names; hooks of others are not missing, and not to be there.
+    """
     functions, errors = _marked(plugin)
-    drifts = [unknown_hook(n, f, list(contract.hooks)) for n, f in functions.items() if n not in contract.hooks]
-    for hook in contract.hooks.values():
+    hooks = contracts.hooks
+    served = contracts.only(contracts if named is None else named).hooks
+    drifts = [unknown_hook(name, f, list(hooks)) for name, f in functions.items() if name not in hooks]
+    drifts += [
+        unnamed_contract(hooks[name], contracts.owners[name].name, function)
+        for name, function in functions.items()
+        if name in hooks and name not in served
+    ]
+    for hook in served.values():
         if hook.name not in functions:
             _read_lazily(plugin, hook.name, functions, errors)
         if hook.name in functions:
             drifts += _differences(hook, functions[hook.name])
-    known = {name: function for name, function in functions.items() if name in contract.hooks}
-    missing = tuple(name for name in contract.hooks if name not in known)
+    known = {name: function for name, function in functions.items() if name in served}
+    missing = tuple(name for name in served if name not in known)
     return Implementations(known, missing, tuple(drifts), errors)
 
 
@@ -96,39 +110,20 @@ def _differences(hook: Hook, function: Any) -> tuple[Drift, ...]:
     return compare(hook, function)
 
 
-def validate(candidate: Candidate, plugin: Any, contract: Contract | None = None) -> Implementations:
-    """The implementations of a plugin that fits the contract.
+def validate(candidate: Candidate, plugin: Any, contracts: Contracts) -> Implementations:
+    """The implementations of a plugin that fits the contracts.
 
     Raises:
         SignatureDriftError: an implementation cannot accept what the contract passes; shows every definition.
     """
-    found = inspect_plugin(plugin, contract)
+    found = inspect_plugin(plugin, contracts, candidate.manifest.contracts if candidate.manifest else None)
     if found.drifts:
         listed = "\n".join(f"  {drift}" for drift in found.drifts)
         raise SignatureDriftError(
             f"backend {candidate.name!r} ({candidate.package}) does not fit the contract:\n{listed}\n"
             f"  correct these definitions, or use a release of {candidate.distribution or candidate.name!r} that fits"
         )
-    if contract is None or contract is load_contract():
-        _pluggy_accepts(candidate, found.functions)
     return found
-
-
-def manager() -> pluggy.PluginManager:
-    """A pluggy manager that knows the hooks of the contract."""
-    plugins = pluggy.PluginManager(PROJECT)
-    plugins.add_hookspecs(hookspecs)
-    return plugins
-
-
-def _pluggy_accepts(candidate: Candidate, functions: Mapping[str, Function]) -> None:
-    """Register the functions that were found, not the plugin: some versions of pluggy read every attribute of it."""
-    plugins = manager()
-    try:
-        plugins.register(SimpleNamespace(**functions), candidate.name)
-        plugins.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise SignatureDriftError(f"backend {candidate.name!r} ({candidate.package}): {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +137,9 @@ class Origin:
         return f"{self.backend} {self.location}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Backend:
-    """A bound backend: one plain function per hook of the contract, looked up once.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Backend(StepHooks, ConvHooks):
+    """A bound backend: one plain function per hook of every contract, looked up once.
 
     A hook that the backend does not have raises `HookNotImplementedError` when called and is not in `hook_origins`.
 
@@ -155,7 +150,8 @@ class Backend:
         hook_origins: origin of each hook that is there; a hook from the reference names the reference.
         distribution: package that registered it.
         version: that package's version.
-        contract_version: contract that the hooks were held against.
+        contracts: version of each contract that its hooks were held against: the step and the families it serves.
+        hooks: its functions by hook name, which are its attributes too.
     """
 
     name: str
@@ -164,21 +160,12 @@ class Backend:
     hook_origins: Mapping[str, Origin]
     distribution: str
     version: str
-    contract_version: str
-    probe: Function
-    prepare_decode_metadata: Function
-    prepare_extend_metadata: Function
-    prepare_target_verify_metadata: Function
-    prepare_draft_extend_metadata: Function
-    conv_decode: Function
-    conv_extend: Function
-    conv_target_verify: Function
-    conv_draft_extend: Function
-    update_mamba_state_after_mtp_verify: Function
-    clear_slots: Function
-    copy_slots: Function
-    fused_decode_add_rmsnorm: Function
-    fused_target_verify_add_rmsnorm: Function
+    contracts: Mapping[str, str]
+    hooks: Mapping[str, Function] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name, function in self.hooks.items():
+            object.__setattr__(self, name, function)
 
     def has(self, hook: str) -> bool:
         """Whether the hook is there, from the backend itself or from the reference."""
@@ -188,6 +175,7 @@ class Backend:
 def bind(
     candidate: Candidate,
     *,
+    contracts: Contracts | None = None,
     fallback: Candidate | None = None,
     partial: bool = False,
     checked: bool = False,
@@ -196,7 +184,8 @@ def bind(
     """Import, validate and bind one candidate.
 
     Args:
-        candidate: the backend.
+        candidate: the backend; hooks of the contracts that its manifest names are bound.
+        contracts: every contract that is here; the installed ones by default.
         fallback: a backend, in practice the reference, that lends the hooks which `candidate` does not have.
         partial: bind although required hooks are missing; calling one of them raises.
         checked: wrap each hook with the checks that read device memory.
@@ -206,28 +195,29 @@ def bind(
         BrokenPluginError, SignatureDriftError: the plugin cannot be imported or does not fit the contract.
         HookNotImplementedError: a required hook is missing, and neither `fallback` nor `partial` was asked for.
     """
-    contract = load_contract()
-    found = validate(candidate, import_plugin(candidate))
+    known = contracts or installed()
+    served = known.only(candidate.manifest.contracts) if candidate.manifest else known
+    found = validate(candidate, import_plugin(candidate), known)
     owners = {name: (candidate.name, function) for name, function in found.functions.items()}
     if fallback is not None and found.missing:
-        lent = validate(fallback, import_plugin(fallback)).functions
+        lent = validate(fallback, import_plugin(fallback), known).functions
         owners |= {name: (fallback.name, lent[name]) for name in found.missing if name in lent}
-    required = [name for name in found.missing if name not in owners and not contract.hooks[name].optional]
+    required = [name for name in found.missing if name not in owners and not served.hooks[name].optional]
     if required and not partial:
         raise _not_implemented(candidate, required, found.errors)
-    hooks = {name: owners[name][1] if name in owners else _stub(candidate, name) for name in contract.hooks}
+    hooks = {name: owners[name][1] if name in owners else _stub(candidate, name) for name in known.hooks}
     origins = {name: Origin(owner, location_of(function)) for name, (owner, function) in owners.items()}
     for wrap in [_checked] * checked + [_traced] * traced:
         hooks = {name: wrap(name, function, candidate) for name, function in hooks.items()}
-    return Backend(
+    return Backend(  # type: ignore[abstract]  # __post_init__ gives it its hooks
         name=candidate.name,
         device_types=candidate.devices,
         capabilities=candidate.manifest.capabilities if candidate.manifest else {},
         hook_origins=origins,
         distribution=candidate.distribution,
         version=candidate.version,
-        contract_version=contract.version,
-        **hooks,
+        contracts={name: contract.version for name, contract in served.items()},
+        hooks=hooks,
     )
 
 
@@ -263,7 +253,7 @@ def _checked(hook: str, function: Function, candidate: Candidate) -> Function:
 
 
 def _traced(hook: str, function: Function, candidate: Candidate) -> Function:
-    plugins = manager()
+    plugins = pluggy.PluginManager(PROJECT)
     plugins.trace.root.setwriter(lambda text: _log.info("%s", text.rstrip()))
     trace = plugins.trace.root.get("hook")
 

@@ -12,8 +12,12 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 from types import ModuleType
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
+from hwbackends.contract.document import nearest
 from hwbackends.contract.hookspecs import ProbeResult
-from hwbackends.contract.reader import Contract, load_contract
+from hwbackends.contract.model import Contracts
+from hwbackends.contract.reader import installed
 from hwbackends.errors import BrokenPluginError, HwBackendsError
 from hwbackends.registry.manifest import Manifest, find_manifest, read_manifest
 from hwbackends.registry.origins import hook_origins
@@ -45,6 +49,7 @@ class Candidate:
         reason: why it is in that state, in one sentence.
         hint: what the user can do about it.
         manifest: what it says about itself; None where it could not be read.
+        hooks: every hook of the contracts that are here.
         cause: the original error of a broken one.
     """
 
@@ -56,6 +61,7 @@ class Candidate:
     reason: str = ""
     hint: str = ""
     manifest: Manifest | None = None
+    hooks: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     cause: BaseException | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -80,25 +86,25 @@ class Candidate:
 
     @property
     def hook_origins(self) -> dict[str, str | None]:
-        """`file:line` of each hook of the contract, read from the source; None where it has no such hook."""
-        return hook_origins(self.module, load_contract().hooks)
+        """`file:line` of each hook, read from the source; None where it has no such hook."""
+        return hook_origins(self.module, self.hooks)
 
     def __str__(self) -> str:
         text = f"{self.name} ({self.package}): {self.state}: {self.reason}"
         return f"{text}; {self.hint}" if self.hint else text
 
 
-def discover(points: Iterable[EntryPoint] | None = None, contract: Contract | None = None) -> tuple[Candidate, ...]:
+def discover(points: Iterable[EntryPoint] | None = None, contracts: Contracts | None = None) -> tuple[Candidate, ...]:
     """Every backend that is installed, by name. Reads metadata and manifests; imports no plugin.
 
     Args:
         points: entry points to look at; those of the installed packages by default.
-        contract: the contract that manifests are held against.
+        contracts: the contracts that manifests are held against; the installed ones by default.
     """
-    contract = contract or load_contract()
+    known = contracts or installed()
     given, unreadable = (list(points), []) if points is not None else _installed()
     unique = {_identity(point): point for point in given}
-    found = [_describe(point, contract) for point in unique.values()] + unreadable
+    found = [_describe(point, known) for point in unique.values()] + unreadable
     names = [candidate.name for candidate in found]
     marked = [_duplicate(c, found) if names.count(c.name) > 1 else c for c in found]
     return tuple(sorted(marked, key=lambda candidate: (candidate.name, candidate.distribution)))
@@ -141,20 +147,33 @@ def _identity(point: EntryPoint) -> tuple[str, str, str]:
     return point.name, point.value, _package(point.dist)[0]
 
 
-def _describe(point: EntryPoint, contract: Contract) -> Candidate:
+def _describe(point: EntryPoint, contracts: Contracts) -> Candidate:
     """What the entry point and the manifest alone say."""
     name, version = _package(point.dist)
-    candidate = Candidate(point.name, point.value, name, version)
+    candidate = Candidate(point.name, point.value, name, version, hooks=tuple(contracts.hooks))
     try:
         manifest = read_manifest(find_manifest(candidate.module))
     except HwBackendsError as error:
         return _broken(candidate, str(error), "", error)
     candidate = dataclasses.replace(candidate, manifest=manifest)
-    if contract.version in manifest.contract:
+    reason = _mismatch(manifest, contracts)
+    if not reason:
         return candidate
-    reason = f"written for {contract.name} contract {manifest.contract.text}, this is {contract.version}"
-    hint = f"install a release of {name or point.name!r} for contract {contract.version}, or another hwbackends"
+    hint = f"install a release of {name or point.name!r} for {contracts}, or another hwbackends"
     return dataclasses.replace(candidate, state=State.INCOMPATIBLE, reason=reason, hint=hint)
+
+
+def _mismatch(manifest: Manifest, contracts: Contracts) -> str:
+    """Why a manifest does not fit the contracts that are here; empty where it does."""
+    for name, wanted in manifest.contracts.items():
+        if name not in contracts:
+            return f"written for contract {name} {wanted}, which is not here{nearest(name, contracts)}"
+        if not SpecifierSet(wanted).contains(contracts[name].version):
+            return f"written for contract {name} {wanted}, this is {contracts[name].version}"
+        lacking = [other for other in contracts[name].imports if other not in manifest.contracts]
+        if lacking:
+            return f"its manifest names contract {name} and not {', '.join(lacking)}, which {name} imports"
+    return "" if manifest.contracts else "its manifest names no contract"
 
 
 def _duplicate(candidate: Candidate, found: Sequence[Candidate]) -> Candidate:

@@ -1,69 +1,20 @@
-"""Manifests: the YAML file beside a plugin module that says, before anything of the plugin is imported, which contract
-range it was written for, which devices it serves, with what priority, and which capabilities it claims."""
+"""Manifests: the YAML file beside a plugin module that says, before anything of the plugin is imported, for which
+contracts it was written, which devices it serves, with what priority, and which capabilities it claims."""
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hwbackends.contract.reader import Document, read_document
-from hwbackends.errors import ContractError, PluginError
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from hwbackends.contract.document import Document, read_document
+from hwbackends.errors import PluginError
 
 MANIFEST_NAME = "manifest.yaml"
-
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """`1.0` as (1,), so that `1.0` equals `1`.
-
-    Raises:
-        ContractError: `text` is not made of numbers and dots.
-    """
-    if not re.fullmatch(r"\d+(\.\d+)*", text):
-        raise ContractError(f"version {text!r}: wanted numbers with dots, such as 1.0")
-    parts = [int(part) for part in text.split(".")]
-    while len(parts) > 1 and parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRange:
-    """A range of contract versions, such as `>=1.0,<2.0`."""
-
-    text: str
-    clauses: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @classmethod
-    def parse(cls, text: str) -> VersionRange:
-        """Read comma-separated clauses; every one must hold.
-
-        Raises:
-            ContractError: a clause is not an operator (>=, <=, ==, !=, >, <) and a version.
-        """
-        matches = [_CLAUSE.fullmatch(part) for part in text.split(",")]
-        clauses = [(match[1], parse_version(match[2])) for match in matches if match]
-        if len(clauses) != len(matches):
-            raise ContractError(f"version range {text!r}: wanted clauses such as >=1.0,<2.0")
-        return cls(text, tuple(clauses))
-
-    def __contains__(self, version: str) -> bool:
-        number = parse_version(version)
-        return all(_COMPARE[name](number, bound) for name, bound in self.clauses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +23,8 @@ class Manifest:
 
     Attributes:
         path: the file.
-        contract: contract versions that the plugin was written for.
+        contracts: range of versions, such as `>=1.0,<2.0`, of each contract that the plugin was written for; a family
+            that is not here is not implemented.
         devices: device types that it serves, as in `torch.device(...).type`; `*` for any.
         priority: the larger wins where several backends fit; the reference has 0.
         capabilities: what the plugin claims, free of the registry's interest; the conformance kit judges it.
@@ -80,7 +32,7 @@ class Manifest:
     """
 
     path: Path
-    contract: VersionRange
+    contracts: Mapping[str, str]
     devices: tuple[str, ...]
     priority: int = 0
     capabilities: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +78,7 @@ def find_manifest(module: str) -> Path:
     top = module.partition(".")[0]
     where = ", ".join(map(str, folders)) if folders else f"package {top!r} is not installed"
     raise PluginError(
-        f"no {MANIFEST_NAME} beside module {module!r} ({where}); add one with at least: contract, devices"
+        f"no {MANIFEST_NAME} beside module {module!r} ({where}); add one with at least: contracts, devices"
     )
 
 
@@ -137,13 +89,13 @@ def read_manifest(path: Path) -> Manifest:
         ContractError: the file is not a valid manifest; gives file, line and path inside the document.
     """
     document = read_document(path)
-    data = document.mapping((), required={"contract": str, "devices": list}, optional=_OPTIONAL, closed=False)
+    data = document.mapping((), required={"contracts": dict, "devices": list}, optional=_OPTIONAL, closed=False)
     devices = data["devices"]
     if not devices or not all(isinstance(device, str) for device in devices):
         raise document.error(("devices",), f"got {devices!r}, wanted a list of device types such as [cpu]")
     return Manifest(
         path=path,
-        contract=_range(document, data["contract"]),
+        contracts={name: _range(document, name) for name in data["contracts"]},
         devices=tuple(devices),
         priority=data.get("priority", 0),
         capabilities=data.get("capabilities", {}),
@@ -154,8 +106,12 @@ def read_manifest(path: Path) -> Manifest:
 _OPTIONAL: dict[str, type | tuple[type, ...]] = {"name": str, "priority": int, "capabilities": dict}
 
 
-def _range(document: Document, text: str) -> VersionRange:
+def _range(document: Document, name: str) -> str:
+    text: str = document.mapping(("contracts",), required={name: str}, optional={}, closed=False)[name]
     try:
-        return VersionRange.parse(text)
-    except ContractError as error:
-        raise document.error(("contract",), str(error)) from None
+        found = SpecifierSet(text)
+    except InvalidSpecifier:
+        found = SpecifierSet()
+    if not found:
+        raise document.error(("contracts", name), f"got {text!r}, wanted a range of versions such as >=1.0,<2.0")
+    return text

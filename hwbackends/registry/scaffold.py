@@ -1,18 +1,16 @@
 """`hwbackends new-backend NAME`: writes a complete, installable plugin package whose hooks all raise a named error and
-which claims nothing yet. Signatures come from `hookspecs`, so that they fit the contract by construction."""
+which claims nothing yet. Signatures come from the contracts, so that they fit by construction."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from pathlib import Path
 
 import click
 
 from hwbackends import __version__
-from hwbackends.contract import hookspecs
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.model import Contract, Contracts, Hook, Parameter
+from hwbackends.contract.reader import installed
 
 _INDENT = "    "
 
@@ -35,7 +33,7 @@ def new_backend(name: str, device: str, folder: str | None) -> None:
     if root.exists() and any(root.iterdir()):
         raise click.ClickException(f"{root} is not empty; name another folder with --folder")
     try:
-        _write(root, files(name, device))
+        _write(root, files(name, device, installed()))
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}; name another folder with --folder") from error
     click.echo(f"wrote {root}; next:\n  pip install -e {root}\n  hwbackends conformance run {name} --device {device}")
@@ -48,12 +46,12 @@ def _write(root: Path, texts: dict[str, str]) -> None:
         target.write_text(text, encoding="utf-8")
 
 
-def files(name: str, device: str) -> dict[str, str]:
+def files(name: str, device: str, contracts: Contracts) -> dict[str, str]:
     """Path to text of every file of the package."""
     package, project = f"hwbackends_{name}", f"hwbackends-{name.replace('_', '-')}"
     values = {
         "name": name, "package": package, "project": project, "device": device, "version": __version__,
-        "contract": load_contract().version, "major": str(int(load_contract().version.split(".")[0]) + 1),
+        "contracts": "\n".join(_range(contract) for contract in contracts.values()),
     }  # fmt: skip
     templates = {
         "pyproject.toml": _PYPROJECT, "README.md": _README, ".gitignore": _IGNORE,
@@ -61,7 +59,12 @@ def files(name: str, device: str) -> dict[str, str]:
         f"{package}/manifest.yaml": _MANIFEST, f"{package}/probe.py": _PROBE,
     }  # fmt: skip
     made = {path: _fill(text, values) for path, text in templates.items()}
-    return made | {f"{package}/plugin.py": plugin(name, package)}
+    return made | {f"{package}/plugin.py": plugin(name, package, contracts)}
+
+
+def _range(contract: Contract) -> str:
+    """A line of the manifest: this version of a contract, up to the next one that may break."""
+    return f'  {contract.name}: ">={contract.version},<{int(contract.version.split(".")[0]) + 1}.0"'
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
@@ -70,26 +73,24 @@ def _fill(template: str, values: dict[str, str]) -> str:
     return template
 
 
-def plugin(name: str, package: str) -> str:
-    """The plugin module: one stub per hook of the contract."""
-    stubs = [_stub(hook, name) for hook in load_contract().hooks if hook != "probe"]
+def plugin(name: str, package: str, contracts: Contracts) -> str:
+    """The plugin module: one stub per hook of the contracts."""
+    stubs = [_stub(hook) for hook in contracts.hooks.values() if hook.role != "probe"]
     return _fill(_PLUGIN, {"name": name, "package": package}) + "\n\n".join(["", *stubs])
 
 
-def _stub(hook: str, name: str) -> str:
-    definition = ast.parse(inspect.getsource(getattr(hookspecs, hook))).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    arguments = definition.args
-    plain = len(arguments.args) - len(arguments.defaults)
-    lines = ["@hookimpl", f"def {hook}("]
-    for index, argument in enumerate(arguments.args):
-        default = f" = {ast.unparse(arguments.defaults[index - plain])}" if index >= plain else ""
-        assert argument.annotation is not None
-        lines.append(f"{_INDENT}{argument.arg}: {ast.unparse(argument.annotation)}{default},")
-    returns = ast.unparse(definition.returns) if definition.returns else "None"
-    summary = load_contract().hooks[hook].summary
-    lines += [f") -> {returns}:", f'{_INDENT}"""{summary}"""', f'{_INDENT}raise _todo("{hook}")', ""]
-    return "\n".join(lines)
+def _stub(hook: Hook) -> str:
+    lines = ["@hookimpl", f"def {hook.name}("]
+    lines += [
+        f"{_INDENT}{p.name}: {_annotation(p)}{'' if p.required else f' = {p.default!r}'}," for p in hook.parameters
+    ]
+    lines += [f") -> {hook.returns['type']}:", f'{_INDENT}"""{hook.summary}"""']
+    return "\n".join([*lines, f'{_INDENT}raise _todo("{hook.name}")', ""])
+
+
+def _annotation(parameter: Parameter) -> str:
+    none = parameter.optional and parameter.default is None
+    return f"{parameter.type} | None" if none else parameter.type
 
 
 _PYPROJECT = """[build-system]
@@ -168,7 +169,8 @@ _INIT = '''"""hwbackends plugin for @name@. Keep this file free of imports: it i
 
 _MANIFEST = """# Read before the plugin is imported: for which contract it was written, and what it claims.
 name: @name@
-contract: ">=@contract@,<@major@.0"
+contracts:
+@contracts@
 devices: [@device@]
 priority: 10
 # What the conformance kit holds you to. A key that you leave out is claimed in full; a hook that is not listed is
@@ -201,8 +203,7 @@ def probe(device: str | None = None) -> ProbeResult:
 
 _PLUGIN = '''"""The hooks of @name@, one function each.
 
-`hwbackends.contract.hookspecs` says what each means; `contracts/conv_state.yaml` numbers the clauses that the kit
-judges.
+`hwbackends.contract.hookspecs` says what each means; `contracts/*.yaml` number the clauses that the kit judges.
 """
 
 from __future__ import annotations

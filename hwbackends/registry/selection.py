@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hwbackends.contract.reader import nearest
+from hwbackends.contract.document import nearest
 from hwbackends.errors import (
     BackendNotFoundError,
     BackendTieError,

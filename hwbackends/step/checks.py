@@ -30,41 +30,11 @@ from hwbackends.errors import (
 )
 from hwbackends.step.metadata import UNIFORM_DRAFT_MODES, ForwardMode, StepBatch, StepMetadata
 from hwbackends.step.pool import ConvState, StatePool
+from hwbackends.step.rules import BATCH_TENSORS, MODE_OF_HOOK
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
 ACTIVATIONS = (None, "silu")
-_BOOL = (torch.bool,)
-
-MODE_OF_HOOK = {
-    "prepare_decode_metadata": (ForwardMode.DECODE, ForwardMode.IDLE),
-    "prepare_extend_metadata": (ForwardMode.EXTEND,),
-    "prepare_target_verify_metadata": (ForwardMode.TARGET_VERIFY,),
-    "prepare_draft_extend_metadata": (ForwardMode.DRAFT_EXTEND,),
-    "conv_decode": (ForwardMode.DECODE, ForwardMode.IDLE),
-    "conv_extend": (ForwardMode.EXTEND,),
-    "conv_target_verify": (ForwardMode.TARGET_VERIFY,),
-    "conv_draft_extend": (ForwardMode.DRAFT_EXTEND,),
-    "fused_decode_add_rmsnorm": (ForwardMode.DECODE, ForwardMode.IDLE),
-    "fused_target_verify_add_rmsnorm": (ForwardMode.TARGET_VERIFY,),
-}
-"""Forward modes that each hook serves."""
-
-_BATCH_TENSORS: dict[str, tuple[torch.dtype, ...]] = {
-    "req_pool_indices": INDEX_DTYPES,
-    "seq_lens": INDEX_DTYPES,
-    "computed_lens": INDEX_DTYPES,
-    "extend_seq_lens": INDEX_DTYPES,
-    "extend_prefix_lens": INDEX_DTYPES,
-    "num_accept_tokens": INDEX_DTYPES,
-    "has_initial_state": _BOOL,
-    "mamba_track_mask": _BOOL,
-    "mamba_track_indices": INDEX_DTYPES,
-    "mamba_track_seqlens": INDEX_DTYPES,
-    "source_indices": INDEX_DTYPES,
-    "num_accepted_tokens": INDEX_DTYPES,
-    "cache_indices": INDEX_DTYPES,
-}
 
 
 def tensor(
@@ -121,7 +91,7 @@ def prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) -> 
     mode(hook, batch.forward_mode, "batch.forward_mode")
     mode(hook, out.forward_mode, "out.forward_mode")
     rows = batch.padded_reqs
-    for name, dtypes in _BATCH_TENSORS.items():
+    for name, dtypes in BATCH_TENSORS.items():
         value = getattr(batch, name)
         if value is not None:
             tensor(hook, f"batch.{name}", value, dtypes, (rows,), pool.device)

@@ -19,24 +19,18 @@ from hwbackends.errors import (
     MissingArgumentError,
     TreeDraftsError,
 )
-from hwbackends.step.checks import MODE_OF_HOOK
-from hwbackends.step.metadata import PADDED, ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
 from hwbackends.step.pool import ConvState, PoolParts, StatePool, history_rows
+from hwbackends.step.rules import RECORDED_MODES, TAIL_VALUES, hooks_by_mode
 from hwbackends.step.translation import SlotTranslation, Translate
 from hwbackends.switches import switched_on
 
 Hook = Callable[..., Any]
 
 
-def _by_mode(prefix: str) -> dict[ForwardMode, str]:
-    return {mode: hook for hook, modes in MODE_OF_HOOK.items() if hook.startswith(prefix) for mode in modes}
-
-
-PREPARE_HOOKS = _by_mode("prepare_")
-CONV_HOOKS = _by_mode("conv_")
-FUSED_HOOKS = _by_mode("fused_")
-RECORDED_MODES = frozenset(set(ForwardMode) - {ForwardMode.EXTEND})
-"""Phases whose preparation a graph records. Full prefill graphs do not: their preparation runs before each replay."""
+PREPARE_HOOKS = hooks_by_mode("step", "prepare")
+CONV_HOOKS = hooks_by_mode("conv", "compute")
+FUSED_HOOKS = hooks_by_mode("conv", "fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,22 +389,9 @@ class ConvStateSidecar:
             raise GraphError(f"init_forward_metadata_out_graph: address moved after a capture: {', '.join(moved)}")
 
 
-_TAIL_VALUES: dict[str, int] = {
-    "cache_indices": PADDED,
-    "source_indices": PADDED,
-    "has_initial_state": 0,
-    "computed_lens": 0,
-    "draft_indices": PADDED,
-    "num_accept_tokens": PADDED,
-    "history_offset": 0,
-    "mamba_track_indices": PADDED,
-    "mamba_track_tokens": PADDED,
-}
-
-
 def _pad_tail(captured: StepMetadata, live: int) -> None:
     """Make rows `live` and up of a captured extent padded rows of length 0."""
-    for name, value in _TAIL_VALUES.items():
+    for name, value in TAIL_VALUES.items():
         getattr(captured, name)[live:].fill_(value)
     offsets = captured.query_start_loc
     offsets[live + 1 :].copy_(offsets[live : live + 1].expand(captured.num_reqs - live))

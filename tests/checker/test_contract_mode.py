@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hwbackends.checker.contract import ContractFileError, default_contract, load_contract
 from hwbackends.checker.suppress import Selection
+from hwbackends.contract.reader import installed, read
+from hwbackends.errors import ContractError
 from tests.checker.trees import brief, line_of, shown, write
 
 CONTRACT = """
@@ -199,18 +200,18 @@ def test_a_plain_helper_with_a_hooks_name_is_not_a_hook(tmp_path: Path, contract
 def test_a_contract_that_cannot_be_used_is_a_named_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(ContractFileError, match=r"broken\.yaml"):
-        load_contract(str(path))
+    with pytest.raises(ContractError, match=r"broken\.yaml"):
+        read(path)
 
 
 def test_the_projects_own_tree_keeps_its_own_contract() -> None:
     root = Path(__file__).parents[2]
-    assert load_contract(default_contract()).name == "conv_state"
-    assert not shown(root / "hwbackends", contract=root / "contracts/conv_state.yaml")
+    assert list(installed()) == ["step", "conv"]
+    assert not shown(root / "hwbackends", contract=root / "contracts/conv.yaml")
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_the_engine_contracts_load_and_list_their_hooks_parameters(engine: str) -> None:
-    contract = load_contract(str(Path(__file__).parents[2] / f"contracts/engines/{engine}.yaml"))
-    assert contract.name == engine
+    contract = read(Path(__file__).parents[2] / f"contracts/engines/{engine}.yaml")
+    assert list(contract) == [engine]
     assert all(len({p.name for p in hook.parameters}) == len(hook.parameters) for hook in contract.hooks.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-from hwbackends.checker.contract import load_contract
 from hwbackends.checker.engine import Options, run
 from hwbackends.checker.findings import Finding
 from hwbackends.checker.suppress import Selection, apply
+from hwbackends.contract.reader import read
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -24,7 +24,7 @@ def shown(
     *roots: Path, contract: Path | None = None, selection: Selection | None = None, package: bool = False
 ) -> list[Finding]:
     """What a run with default settings reports; `package`: with what the trees import from the package around them."""
-    loaded = load_contract(str(contract)) if contract is not None else None
+    loaded = read(contract) if contract is not None else None
     outcome = run([str(root) for root in roots], Options(contract=loaded, jobs=1, package=package))
     return apply(outcome.findings, selection or Selection(), outcome.ignores, {}).findings  # type: ignore[arg-type]
 

@@ -11,21 +11,22 @@ import pytest
 from hwbackends.conformance.claims import read_claims
 from hwbackends.conformance.inventory import coverage, shipped_tests
 from hwbackends.conformance.waivers import read_waivers, unknown_ids
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 from hwbackends.errors import ContractError
 
-HOOKS = tuple(load_contract().hooks)
+CONTRACTS = installed()
+HOOKS = tuple(CONTRACTS.hooks)
 
 
 def test_what_a_manifest_leaves_out_is_claimed_in_full() -> None:
-    claims = read_claims({}, HOOKS)
+    claims = read_claims({}, CONTRACTS, HOOKS)
     assert claims.hooks == HOOKS
     needs = {"layout": "lazy", "dtype": "float16", "state_dtype": "float32", "width": 5, "graphs": True}
     assert claims.missing(hooks=HOOKS, requests=10**6, **needs) == ""
 
 
 def test_an_optional_hook_that_is_not_there_is_not_claimed_by_all() -> None:
-    claims = read_claims({"hooks": "all"}, ("conv_decode",))
+    claims = read_claims({"hooks": "all"}, CONTRACTS, ("conv_decode",))
     assert "conv_extend" in claims.hooks  # a required hook that is missing is a failure, not a gap
     assert claims.missing(hooks=("fused_decode_add_rmsnorm",)) == "hook fused_decode_add_rmsnorm"
 
@@ -48,7 +49,7 @@ def test_an_optional_hook_that_is_not_there_is_not_claimed_by_all() -> None:
     ],
 )
 def test_a_need_outside_the_claims_is_named(capabilities: dict[str, Any], needs: dict[str, Any], reason: str) -> None:
-    assert read_claims(capabilities, HOOKS).missing(**needs) == reason
+    assert read_claims(capabilities, CONTRACTS, HOOKS).missing(**needs) == reason
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_need_outside_the_claims_is_named(capabilities: dict[str, Any], needs:
 )
 def test_a_claim_that_means_nothing_is_refused(capabilities: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=r"capabilities.*") as caught:
-        read_claims(capabilities, HOOKS)
+        read_claims(capabilities, CONTRACTS, HOOKS)
     assert message in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 from tests.conformance.mutants import HOOKS, MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_the_kept_result_of_all_mutants_holds_the_table() -> None:
 
 def test_every_clause_can_turn_red() -> None:
     seen = {clause for row in json.loads(KEPT.read_text()).values() for clause in row["red"]}
-    assert set(load_contract().clauses) - seen == set()
+    assert set(installed().clauses) - seen == set()
 
 
 def test_the_table_names_clauses_of_the_contract_once() -> None:
@@ -67,8 +67,8 @@ def test_the_table_names_clauses_of_the_contract_once() -> None:
         ids = [*row["red"], *row["may"]]
         assert row["red"], name
         assert len(ids) == len(set(ids)), name
-        assert set(ids) <= set(load_contract().clauses), name
+        assert set(ids) <= set(installed().clauses), name
 
 
 def test_the_hooks_of_the_mutants_are_those_of_the_contract() -> None:
-    assert set(HOOKS) == set(load_contract().hooks)
+    assert set(HOOKS) == set(installed().hooks)

@@ -1,100 +1,106 @@
-"""The contract file and what is held equal to it: schema errors with file, line and path; hookspecs and contract in
+"""The contract files and what is held equal to them: schema errors with file, line and path; hookspecs and contracts in
 step, so that a change of either side alone turns a test red."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import re
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from hwbackends.contract import hookspecs
-from hwbackends.contract.reader import Contract, contracts_folder, load_contract, read_document
+from hwbackends.contract.document import read_document
+from hwbackends.contract.hookspecs import protocol_name
+from hwbackends.contract.model import Contract, Contracts
+from hwbackends.contract.reader import contracts_folder, installed, read
 from hwbackends.errors import ContractError
 
-CONTRACT = contracts_folder() / "conv_state.yaml"
+CONTRACTS = installed()
+Signatures = dict[str, list[tuple[str, object, bool]]]
 
 
-def signatures_of_contract(contract: Contract) -> dict[str, list[tuple[str, object]]]:
-    """Name and default of each parameter, by hook, as the contract says."""
+def signatures_of_contract(contract: Contract) -> Signatures:
+    """Name, default and whether it may be None of each parameter, by hook, as the contract says."""
+    empty = inspect.Parameter.empty
     return {
-        hook.name: [(p.name, inspect.Parameter.empty if p.required else p.default) for p in hook.parameters]
+        hook.name: [
+            (p.name, empty if p.required else p.default, p.optional and p.default is None) for p in hook.parameters
+        ]
         for hook in contract.hooks.values()
     }
 
 
-def signatures_of_hookspecs(functions: dict[str, Any]) -> dict[str, list[tuple[str, object]]]:
-    """The same, as the hookspecs say."""
-    return {
-        name: [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
-        for name, function in functions.items()
-    }
+def hookspecs_of(name: str) -> ModuleType:
+    """The readable form of a contract."""
+    return import_module(f"hwbackends.contract.hookspecs.{name}")
 
 
-def hookspec_functions() -> dict[str, Any]:
-    return {name: value for name, value in vars(hookspecs).items() if hasattr(value, "hwbackends_spec")}
+def signatures_of_hookspecs(module: Any, name: str) -> Signatures:
+    """The same, as the hookspecs say; hooks as the family's class lists them."""
+    members = getattr(module, f"{name.capitalize()}Hooks").__annotations__
+    found: Signatures = {}
+    for hook, annotation in members.items():
+        assert annotation == protocol_name(hook), f"{hook} is typed as {annotation}"
+        _self, *parameters = inspect.signature(getattr(module, annotation).__call__).parameters.values()
+        found[hook] = [(p.name, p.default, p.annotation.endswith("| None")) for p in parameters]
+    return found
 
 
-def optionality_of_hookspecs(functions: dict[str, Any]) -> dict[tuple[str, str], bool]:
-    """Whether each parameter may be None, by its annotation."""
-    return {
-        (name, p.name): p.annotation.endswith("| None")
-        for name, function in functions.items()
-        for p in inspect.signature(function).parameters.values()
-    }
-
-
-def test_hookspecs_have_the_names_order_and_defaults_of_the_contract() -> None:
-    wanted = signatures_of_contract(load_contract())
-    found = signatures_of_hookspecs(hookspec_functions())
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_hookspecs_have_the_names_order_defaults_and_optionality_of_the_contract(name: str) -> None:
+    wanted, found = signatures_of_contract(CONTRACTS[name]), signatures_of_hookspecs(hookspecs_of(name), name)
     assert list(found) == list(wanted)
     assert found == wanted
 
 
-def test_hookspecs_have_the_optionality_of_the_contract() -> None:
-    contract = load_contract()
-    wanted = {
-        (hook.name, p.name): p.optional and p.default is None
-        for hook in contract.hooks.values()
-        for p in hook.parameters
-    }
-    assert optionality_of_hookspecs(hookspec_functions()) == wanted
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_hookspecs_have_the_types_of_the_contract(name: str) -> None:
+    for hook in CONTRACTS[name].hooks.values():
+        call = getattr(hookspecs_of(name), protocol_name(hook.name)).__call__
+        _self, *parameters = inspect.signature(call).parameters.values()
+        types = [p.annotation.removesuffix(" | None") for p in parameters]
+        assert types == [p.type for p in hook.parameters], hook.name
+        assert inspect.signature(call).return_annotation == hook.returns["type"], hook.name
 
 
-def test_every_hookspec_is_documented_and_takes_no_catch_all() -> None:
-    for name, function in hookspec_functions().items():
-        assert inspect.getdoc(function), name
-        kinds = {p.kind for p in inspect.signature(function).parameters.values()}
-        assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}, name
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_every_hookspec_is_documented_and_takes_no_catch_all(name: str) -> None:
+    for hook in CONTRACTS[name].hooks:
+        protocol = getattr(hookspecs_of(name), protocol_name(hook))
+        assert protocol.__doc__, hook
+        kinds = {p.kind for p in inspect.signature(protocol.__call__).parameters.values()}
+        assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}, hook
 
 
-# In C where PyYAML was built with it: the contract is read and written some hundred times here.
+# In C where PyYAML was built with it: the contracts are read and written some hundred times here.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-DATA = yaml.load(CONTRACT.read_text(), LOADER)
+DATA = {name: yaml.load(contract.path.read_text(), LOADER) for name, contract in CONTRACTS.items()}
 
 
-def every_parameter() -> list[tuple[int, int, str]]:
-    """Hook number, parameter number and name; hooks that share one list of parameters count once."""
+def every_parameter() -> list[tuple[str, int, int, str]]:
+    """Contract, hook number, parameter number and name; hooks that share one list of parameters count once."""
     seen: list[object] = []
     found = []
-    for number, hook in enumerate(DATA["hooks"]):
-        if hook["parameters"] not in seen:
-            seen.append(hook["parameters"])
-            found += [(number, index, f"{hook['name']}.{p['name']}") for index, p in enumerate(hook["parameters"])]
+    for contract, data in DATA.items():
+        for number, hook in enumerate(data["hooks"]):
+            if hook["parameters"] not in seen:
+                seen.append(hook["parameters"])
+                names = [p["name"] for p in hook["parameters"]]
+                found += [(contract, number, index, f"{hook['name']}.{name}") for index, name in enumerate(names)]
     return found
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "add", "default"])
-@pytest.mark.parametrize(("number", "index", "name"), every_parameter(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "number", "index", "label"), every_parameter(), ids=lambda value: str(value))
 def test_a_change_of_one_parameter_in_the_contract_alone_is_seen(
-    tmp_path: Path, change: str, number: int, index: int, name: str
+    tmp_path: Path, change: str, name: str, number: int, index: int, label: str
 ) -> None:
-    data = copy.deepcopy(DATA)
+    data = copy.deepcopy(DATA[name])
     parameters = data["hooks"][number]["parameters"]
     if change == "remove":
         del parameters[index]
@@ -105,41 +111,37 @@ def test_a_change_of_one_parameter_in_the_contract_alone_is_seen(
     else:
         for later in parameters[index:]:
             later |= {"default": "changed", "optional": True}
-    path = tmp_path / "changed.yaml"
+    for other, contract in CONTRACTS.items():
+        (tmp_path / f"{other}.yaml").write_text(contract.path.read_text())
+    path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.dump(data, Dumper=DUMPER, sort_keys=False), encoding="utf-8")
-    assert signatures_of_contract(load_contract(path)) != signatures_of_hookspecs(hookspec_functions())
+    assert signatures_of_contract(read(path)[name]) != signatures_of_hookspecs(hookspecs_of(name), name)
 
 
-def changed_source(name: str, parameter: str, change: str) -> str:
-    """The source of hookspecs.py with one parameter of one hook removed, renamed or added."""
-    source = inspect.getsource(hookspecs)
-    start = source.index(f"def {name}(")
-    end = source.index('"""', start)
-    head = source[start:end]
-    pattern = rf"(?<=[(\s]){parameter}(: [^,()]*(?:\[[^]]*\])?)?(, *|,\n *)?(?=[^,]*)"
-    new = {"rename": rf"{parameter}_2\1\2", "add": rf"added\1, {parameter}\1\2"}
-    replacement = new.get(change, "")
-    changed, count = re.subn(pattern, replacement, head, count=1)
-    assert count == 1
-    return source[:start] + changed + source[end:]
+CHANGES = {"remove": "", "rename": "{0}_2: {1},", "add": "added: {1}, {0}: {1},"}
 
 
-@pytest.mark.parametrize("change", ["remove", "rename", "add"])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
-    ("name", "parameter"),
+    ("name", "protocol", "parameter"),
     [
-        ("update_mamba_state_after_mtp_verify", "req_pool_indices"),
-        ("conv_decode", "metadata"),
-        ("copy_slots", "source_indices"),
-        ("fused_decode_add_rmsnorm", "norm_weight"),
+        ("step", "UpdateMambaStateAfterMtpVerify", "req_pool_indices: Tensor,"),
+        ("conv", "Conv", "metadata: StepMetadata,"),
+        ("step", "CopySlots", "source_indices: Tensor,"),
+        ("conv", "ConvAddRmsnorm", "norm_weight: Tensor,"),
     ],
 )
-def test_a_change_of_one_parameter_in_the_hookspecs_alone_is_seen(name: str, parameter: str, change: str) -> None:
-    scope: dict[str, Any] = {"__name__": "changed_hookspecs"}
-    exec(compile(changed_source(name, parameter, change), "changed_hookspecs.py", "exec"), scope)
-    functions = {key: value for key, value in scope.items() if hasattr(value, "hwbackends_spec")}
-    assert list(functions) == list(hookspec_functions())
-    assert signatures_of_hookspecs(functions) != signatures_of_contract(load_contract())
+def test_a_change_of_one_parameter_in_the_hookspecs_alone_is_seen(
+    name: str, protocol: str, parameter: str, change: str
+) -> None:
+    source = inspect.getsource(hookspecs_of(name))
+    start = source.index("def __call__", source.index(f"class {protocol}(Protocol)"))
+    new = CHANGES[change].format(*parameter.rstrip(",").split(": "))
+    changed = ModuleType("changed_hookspecs")
+    exec(source[:start] + source[start:].replace(parameter, new, 1), vars(changed))
+    found = signatures_of_hookspecs(changed, name)
+    assert list(found) == list(CONTRACTS[name].hooks)
+    assert found != signatures_of_contract(CONTRACTS[name])
 
 
 # --- schema -------------------------------------------------------------------------------------------------------
@@ -155,6 +157,7 @@ hooks:
   - name: clear
     since: "1.0"
     optional: false
+    role: slots
     summary: Clears.
     recordable: true
     may_synchronise: false
@@ -171,7 +174,7 @@ hooks:
 def load_text(tmp_path: Path, text: str) -> Contract:
     path = tmp_path / "small.yaml"
     path.write_text(text, encoding="utf-8")
-    return load_contract(path)
+    return read(path)["small"]
 
 
 def test_a_small_contract_is_read_whole(tmp_path: Path) -> None:
@@ -187,47 +190,47 @@ def test_a_small_contract_is_read_whole(tmp_path: Path) -> None:
         ("B + 1", "3"),
     )
     assert (hook.may_allocate, hook.recordable, hook.may_synchronise) == ("output", True, False)
-    assert contract.clauses["SM-CLEAR-01"] is hook
+    assert [clause.id for clause in hook.clauses] == ["SM-CLEAR-01"]
 
 
 BAD = {
     "a missing key": ("    optional: false\n", "", r":8: hooks.0: key 'optional' is missing"),
-    "an unknown key": ("summary:", "sumary:", r":11: hooks.0.sumary: unknown key; did you mean 'summary'\?"),
-    "an unknown key of a parameter": ("type: int,", "typ: int,", r":16: hooks.0.parameters.0.typ: unknown key"),
-    "another kind": ("recordable: true", "recordable: maybe", r":12: hooks.0.recordable: got 'maybe', wanted true or"),
-    "no mapping": ('returns: {type: "None"}', "returns: []", r":18: hooks.0.returns: got a list, wanted a mapping"),
-    "an unknown type": ("type: int", "type: Pool", r":16: hooks.0.parameters.0.type: unknown type 'Pool'"),
-    "an unknown dtype set": ("dtypes: index", "dtypes: indx", r":17: .*dtypes: unknown dtype set 'indx'; did you mean"),
-    "an unknown dimension": ("[B + 1", "[Q + 1", r":17: hooks.0.parameters.1.shape.0: unknown dimension 'Q'"),
+    "an unknown key": ("summary:", "sumary:", r":12: hooks.0.sumary: unknown key; did you mean 'summary'\?"),
+    "an unknown key of a parameter": ("type: int,", "typ: int,", r":17: hooks.0.parameters.0.typ: unknown key"),
+    "another kind": ("recordable: true", "recordable: maybe", r":13: hooks.0.recordable: got 'maybe', wanted true or"),
+    "no mapping": ('returns: {type: "None"}', "returns: []", r":19: hooks.0.returns: got a list, wanted a mapping"),
+    "an unknown type": ("type: int", "type: Pool", r":17: hooks.0.parameters.0.type: unknown type 'Pool'"),
+    "an unknown dtype set": ("dtypes: index", "dtypes: indx", r":18: .*dtypes: unknown dtype set 'indx'; did you mean"),
+    "an unknown dimension": ("[B + 1", "[Q + 1", r":18: hooks.0.parameters.1.shape.0: unknown dimension 'Q'"),
     "a name that Python does not take": (
         "name: pool",
         "name: 2pool",
-        r":16: .*name: got '2pool', wanted a Python name",
+        r":17: .*name: got '2pool', wanted a Python name",
     ),
     "a hook name that Python does not take": (
         "name: clear",
         "name: c-r",
         r":8: hooks.0.name: got 'c-r', wanted a Python",
     ),
-    "a parameter twice": ("name: slots", "name: pool", r":17: hooks.0.parameters.1.name: 'pool' is there twice"),
-    "an allocation word": ("may_allocate: output", "may_allocate: some", r":14: .*wanted true, false or output"),
-    "a clause id": ("SM-CLEAR-01", "clear1", r":20: .*id: got 'clear1', wanted an id such as CS-VERIFY-03"),
+    "a parameter twice": ("name: slots", "name: pool", r":18: hooks.0.parameters.1.name: 'pool' is there twice"),
+    "an allocation word": ("may_allocate: output", "may_allocate: some", r":15: .*wanted true, false or output"),
+    "a clause id": ("SM-CLEAR-01", "clear1", r":21: .*id: got 'clear1', wanted an id such as CS-VERIFY-03"),
     "a version": ('version: "1.2"', 'version: "1"', r":2: version: got '1', wanted a version such as 1.0"),
-    "a version from the future": ('since: "1.1"', 'since: "1.3"', r":17: .*since: version 1.3 is newer than .* 1.2"),
+    "a version from the future": ('since: "1.1"', 'since: "1.3"', r":18: .*since: version 1.3 is newer than .* 1.2"),
     "a null default of what is not optional": (
         "optional: true, default",
         "optional: false, default",
-        r":17: .*optional: true",
+        r":18: .*optional: true",
     ),
     "a default before a parameter without": (
         'since: "1.1"}',
         'since: "1.1"}\n      - {name: late, type: int, optional: false, since: "1.0"}',
-        r":18: hooks.0.parameters.2: 'late' has no default but follows 'slots'",
+        r":19: hooks.0.parameters.2: 'late' has no default but follows 'slots'",
     ),
     "a clause twice": (
         "text: Clears them.}",
         "text: Clears them.}\n      - {id: SM-CLEAR-01, text: Again.}",
-        r":21: hooks.0.clauses.1.id: clause SM-CLEAR-01 is also in clear",
+        r":22: hooks.0.clauses.1.id: clause SM-CLEAR-01 is also in clear",
     ),
     "a key twice": ("layouts: {}", "layouts: {}\nlayouts: {}", r":6: key 'layouts' is there twice"),
     "a key that is no text": ("layouts: {}", "layouts: {1.5: x}", r":5: got a float as a key, wanted text"),
@@ -246,7 +249,7 @@ def test_a_malformed_contract_is_refused_with_file_line_and_path(
 
 
 def test_a_hook_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match=r":21: hooks.1.name: hook 'clear' is there twice"):
+    with pytest.raises(ContractError, match=r":22: hooks.1.name: hook 'clear' is there twice"):
         load_text(tmp_path, SMALL + SMALL[SMALL.index("  - name: clear") :])
 
 
@@ -289,23 +292,84 @@ def test_contracts_come_from_the_wheel_or_the_checkout_or_an_error(
 
 
 def test_every_index_tensor_states_its_padding_value() -> None:
-    contract = load_contract()
-    fields = [(name, p) for name, fields in contract.types.items() for p in fields]
-    fields += [(hook.name, p) for hook in contract.hooks.values() for p in hook.parameters]
+    types = {name for contract in CONTRACTS.values() for name in contract.types}
+    fields = [(name, p) for name in types for p in CONTRACTS.fields(name)]
+    fields += [(hook.name, p) for hook in CONTRACTS.hooks.values() for p in hook.parameters]
     slots = [(owner, p) for owner, p in fields if p.dtypes and p.unit in ("slots", "request rows", "draft rows")]
     assert len(slots) >= 15
     assert not [f"{owner}.{p.name}" for owner, p in slots if p.padding is None]
 
 
 def test_every_index_tensor_takes_both_integer_widths_or_names_its_one() -> None:
-    for hook in load_contract().hooks.values():
+    for hook in CONTRACTS.hooks.values():
         for p in hook.parameters:
             if p.unit in ("slots", "request rows", "draft rows", "steps"):
                 assert p.dtypes == ("int32", "int64"), f"{hook.name}.{p.name}"
 
 
 def test_every_hook_has_clauses_and_the_sections_of_a_contract() -> None:
-    contract = load_contract()
-    assert len(contract.clauses) >= 60
-    assert all(hook.clauses and hook.summary for hook in contract.hooks.values())
-    assert set(contract.layouts) == {"window", "ring", "lazy"}
+    assert len(CONTRACTS.clauses) >= 60
+    assert all(hook.clauses and hook.summary for hook in CONTRACTS.hooks.values())
+    assert set(CONTRACTS["conv"].layouts) == {"window", "ring", "lazy"}
+
+
+# --- several contracts --------------------------------------------------------------------------------------------
+
+
+def a_family(folder: Path, name: str, text: str) -> Contracts:
+    (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return installed(folder)
+
+
+FAMILY = """\
+contract: family
+version: "2.0"
+imports: [small]
+types: {}
+hooks:
+  - name: compute
+    since: "2.0"
+    optional: false
+    role: compute
+    summary: Computes.
+    recordable: true
+    may_synchronise: false
+    may_allocate: false
+    parameters: [{name: x, type: Tensor, dtypes: index, shape: [B], optional: false, since: "2.0"}]
+    returns: {type: "None"}
+    clauses: [{id: FA-COMPUTE-01, text: Computes.}]
+"""
+
+
+def test_a_family_uses_the_words_of_what_it_imports_and_comes_behind_it(tmp_path: Path) -> None:
+    contracts = a_family(tmp_path, "family", FAMILY)
+    assert list(contracts) == ["small", "family"]
+    assert list(contracts.hooks) == ["clear", "compute"]
+    assert contracts["family"].dimensions["B"] == "requests"
+    assert (contracts.owners["compute"].name, contracts.clause_text("FA-COMPUTE-01")) == ("family", "Computes.")
+    assert list(contracts.only(["small"]).hooks) == ["clear"]
+
+
+SEVERAL_BAD = {
+    "an import that is not there": ("[small]", "[smal]", r":3: imports.0: no contract 'smal' beside it; did you mean"),
+    "an import of itself": ("[small]", "[family]", r":3: imports.0: contract 'family' imports this one"),
+    "a word twice": ("types: {}", "types: {}\ndimensions: {B: x}", r":5: dimensions.B: an imported contract has this"),
+    "a name that is not the file's": ("contract: family", "contract: fam", r":1: contract: got 'fam', wanted 'family'"),
+    "a hook of another contract": ("name: compute", "name: clear", r"hook 'clear' is also in contract small"),
+    "a clause of another contract": ("FA-COMPUTE-01", "SM-CLEAR-01", r"clause SM-CLEAR-01 is also in clear"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), SEVERAL_BAD.values(), ids=SEVERAL_BAD.keys())
+def test_contracts_that_do_not_hold_together_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in FAMILY
+    with pytest.raises(ContractError, match=message):
+        a_family(tmp_path, "family", FAMILY.replace(old, new, 1))
+
+
+def test_a_family_adds_fields_to_a_type_of_the_step_and_takes_none_away() -> None:
+    own = [p.name for p in CONTRACTS["step"].types["StatePool"]]
+    both = [p.name for p in CONTRACTS["conv"].types["StatePool"]]
+    assert both[: len(own)] == own
+    assert {"conv_streams", "draft_rows"} == set(both) - set(own) - {"layout", "width"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 from hwbackends.contract.signatures import compare, definition_of, location_of
 
-HOOKS = load_contract().hooks
+HOOKS = installed().hooks
 
 
 def clear_slots(pool: object, cache_indices: object) -> None: ...

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 
-from hwbackends.contract.reader import Hook, load_contract
+from hwbackends.contract.model import Hook
+from hwbackends.contract.reader import installed
 
 MANIFEST = """\
-contract: ">=1.0,<2.0"
+contracts: {step: ">=1.0,<2.0", conv: ">=1.0,<2.0"}
 devices: [cpu]
 """
 
@@ -26,14 +27,14 @@ def parameters_of(hook: Hook) -> list[str]:
 
 def definition(hook: str, parameters: list[str] | None = None, body: str = "") -> str:
     """Source of one marked implementation, with the contract's own parameters unless others are given."""
-    names = parameters_of(load_contract().hooks[hook]) if parameters is None else parameters
+    names = parameters_of(installed().hooks[hook]) if parameters is None else parameters
     return f"@hookimpl\ndef {hook}({', '.join(names)}):\n    {body or f'return {hook!r}'}\n"
 
 
 def plugin_source(replaced: Mapping[str, str] | None = None, extra: str = "", optional: bool = True) -> str:
     """Source of a plugin with every hook; `replaced` gives another source for some of them, empty leaves them out."""
     replaced = replaced or {}
-    hooks = [hook for hook in load_contract().hooks.values() if optional or not hook.optional]
+    hooks = [hook for hook in installed().hooks.values() if optional or not hook.optional]
     parts = [replaced.get(hook.name, _default(hook.name)) for hook in hooks]
     return "from hwbackends.contract.hookspecs import ProbeResult, hookimpl\n\n" + "\n\n".join(parts) + "\n" + extra
 

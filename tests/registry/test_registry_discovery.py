@@ -21,15 +21,30 @@ def test_discovery_reads_name_package_version_and_manifest_without_importing_the
 
 
 def test_a_plugin_for_another_contract_is_incompatible_and_both_versions_are_named(site: Site) -> None:
-    site.install("old", manifest='contract: ">=0.3,<1.0"\ndevices: [cpu]\n')
+    site.install("old", manifest='contracts: {step: ">=0.3,<1.0"}\ndevices: [cpu]\n')
     (found,) = discover()
     assert found.state is State.INCOMPATIBLE
     assert ">=0.3,<1.0" in found.reason
     assert "this is 1.0" in found.reason
 
 
+def test_a_plugin_for_a_contract_that_is_not_here_is_incompatible_and_the_nearest_is_offered(site: Site) -> None:
+    site.install("odd", manifest='contracts: {step: ">=1.0", cnov: ">=1.0"}\ndevices: [cpu]\n')
+    (found,) = discover()
+    assert found.state is State.INCOMPATIBLE
+    assert "contract cnov >=1.0, which is not here; did you mean 'conv'?" in found.reason
+
+
+@pytest.mark.parametrize("contracts", ["{}", '{conv: ">=1.0"}'])
+def test_a_manifest_names_the_step_and_what_its_families_import(site: Site, contracts: str) -> None:
+    site.install("odd", manifest=f"contracts: {contracts}\ndevices: [cpu]\n")
+    (found,) = discover()
+    assert found.state is State.INCOMPATIBLE
+    assert "names" in found.reason
+
+
 def test_an_incompatible_plugin_is_never_imported(site: Site) -> None:
-    site.install("old", source="raise SystemExit('imported')", manifest='contract: ">=2.0"\ndevices: [cpu]\n')
+    site.install("old", source="raise SystemExit('imported')", manifest='contracts: {step: ">=2.0"}\ndevices: [cpu]\n')
     (found,) = [probe(candidate) for candidate in discover()]
     assert found.state is State.INCOMPATIBLE
     assert "plugin_old" not in sys.modules
@@ -40,11 +55,11 @@ def test_a_missing_manifest_makes_a_plugin_broken_and_says_what_to_add(site: Sit
     (found,) = discover()
     assert found.state is State.BROKEN
     assert str(folder) in found.reason
-    assert "contract, devices" in found.reason
+    assert "contracts, devices" in found.reason
 
 
 def test_a_malformed_manifest_is_broken_with_file_and_line(site: Site) -> None:
-    folder = site.install("odd", manifest='contract: ">=1.0"\ndevices: cpu\n')
+    folder = site.install("odd", manifest='contracts: {step: ">=1.0"}\ndevices: cpu\n')
     (found,) = discover()
     assert found.state is State.BROKEN
     assert f"{folder / 'manifest.yaml'}:2: devices: got 'cpu', wanted a list" in found.reason

@@ -16,8 +16,8 @@ from hwbackends.registry import candidates
 from hwbackends.registry import loading as registry
 from tests.registry.fake_plugins import Site, plugin_source
 
-LOW = 'contract: ">=1.0,<2.0"\ndevices: [cpu]\npriority: 3\n'
-HIGH = 'contract: ">=1.0,<2.0"\ndevices: [cuda, cpu]\npriority: 5\n'
+LOW = 'contracts: {step: ">=1.0,<2.0", conv: ">=1.0,<2.0"}\ndevices: [cpu]\npriority: 3\n'
+HIGH = 'contracts: {step: ">=1.0,<2.0", conv: ">=1.0,<2.0"}\ndevices: [cuda, cpu]\npriority: 5\n'
 
 
 def test_load_returns_the_best_backend_and_the_same_object_again(site: Site) -> None:
@@ -87,7 +87,7 @@ def test_load_keeps_the_original_error_of_a_broken_plugin(site: Site) -> None:
 
 def test_a_fallback_comes_from_the_reference_only_when_it_is_allowed(site: Site) -> None:
     site.install("partial", manifest=HIGH, source=plugin_source({"conv_extend": ""}))
-    site.install("reference", manifest='contract: ">=1.0,<2.0"\ndevices: ["*"]\n')
+    site.install("reference", manifest='contracts: {step: ">=1.0,<2.0", conv: ">=1.0,<2.0"}\ndevices: ["*"]\n')
     with pytest.raises(hwbackends.HwBackendsError, match="conv_extend"):
         hwbackends.load("partial")
     backend = hwbackends.load("partial", fallback=True)

@@ -17,12 +17,12 @@ from hwbackends.errors import (
     PluginError,
 )
 from hwbackends.registry.candidates import Candidate, State
-from hwbackends.registry.manifest import Manifest, VersionRange
+from hwbackends.registry.manifest import Manifest
 from hwbackends.registry.selection import Request, select
 
 
 def candidate(name: str, *, devices: str = "cpu", priority: int = 0, state: State = State.AVAILABLE) -> Candidate:
-    manifest = Manifest(Path("manifest.yaml"), VersionRange.parse(">=1.0"), tuple(devices.split()), priority)
+    manifest = Manifest(Path("manifest.yaml"), {"step": ">=1.0"}, tuple(devices.split()), priority)
     return Candidate(
         name, f"{name}.plugin", f"{name}-dist", "1.5", state, f"{name}'s reason", f"{name}'s hint", manifest
     )

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from hwbackends.cli import main
 from hwbackends.conformance.claims import read_claims
-from hwbackends.contract.reader import load_contract
+from hwbackends.contract.reader import installed
 from hwbackends.errors import HookNotImplementedError
 from hwbackends.registry.binding import inspect_plugin
 from hwbackends.registry.manifest import read_manifest
@@ -43,24 +43,24 @@ def _plugin(package: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_every_hook_has_a_stub_that_fits_the_contract(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect_plugin(_plugin(package, monkeypatch))
+    found = inspect_plugin(_plugin(package, monkeypatch), installed())
     assert found.drifts == ()
     assert found.missing == ()
 
 
 def test_a_stub_raises_an_error_that_names_hook_and_backend(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = inspect_plugin(_plugin(package, monkeypatch)).functions
-    for name in load_contract().hooks:
+    functions = inspect_plugin(_plugin(package, monkeypatch), installed()).functions
+    for name in installed().hooks:
         if name != "probe":
-            arguments = [None] * sum(p.required for p in load_contract().hooks[name].parameters)
+            arguments = [None] * sum(p.required for p in installed().hooks[name].parameters)
             with pytest.raises(HookNotImplementedError, match=f"{name}: backend 'acme' does not have this hook yet"):
                 functions[name](*arguments)
 
 
 def test_its_manifest_claims_no_hook_and_reads_clean(package: Path) -> None:
     manifest = read_manifest(package / "hwbackends_acme" / "manifest.yaml")
-    claims = read_claims(manifest.capabilities, tuple(load_contract().hooks))
-    assert load_contract().version in manifest.contract
+    claims = read_claims(manifest.capabilities, installed(), tuple(installed().hooks))
+    assert manifest.contracts == {"step": ">=1.0,<2.0", "conv": ">=1.0,<2.0"}
     assert claims.hooks == ()
 
 
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_device_and_the_name_reach_every_file() -> None:
-    made = files("my_chip", "npu")
+    made = files("my_chip", "npu", installed())
     assert "my_chip" in made["pyproject.toml"]
     assert "devices: [npu]" in made["hwbackends_my_chip/manifest.yaml"]
     assert not [path for path, text in made.items() if "@name@" in text or "@package@" in text]
