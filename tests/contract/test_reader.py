@@ -287,7 +287,7 @@ def test_contracts_come_from_the_wheel_or_the_checkout_or_an_error(
         contracts_folder()
     for folder in (tmp_path / "contracts", tmp_path / "hwbackends" / "_contracts"):
         folder.mkdir(parents=True)
-        (folder / "conv_state.yaml").write_text("")
+        (folder / "step.yaml").write_text("")
         assert contracts_folder() == folder
 
 
