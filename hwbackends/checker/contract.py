@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwbackends.contract import source
 from hwbackends.contract.model import Contracts, Hook, Parameter
+from hwbackends.contract.signatures import Definition, compare, inspected, unknown_hook, unmarked_hook
+from hwbackends.contract.signatures import Drift as Contradiction
 
 from .bind import Mismatch, Passed, bind
 from .dispatch import Candidate
@@ -18,6 +23,17 @@ from .model import Call, Expr, Scope, Signature
 from .program import Program, Ref
 
 _MARKS = frozenset({"hookimpl", "hookspec"})
+_RULES = {
+    "missing": "HWB101",
+    "renamed": "HWB101",
+    "positional-only": "HWB101",
+    "extra-required": "HWB102",
+    "lost-default": "HWB102",
+    "order": "HWB103",
+    "keyword-only": "HWB103",
+    "other-default": "HWB104",
+}
+"""Rules of the kinds of drift; the others, which would hide one, are HWB110."""
 
 
 def pattern(contracts: Contracts) -> re.Pattern[bytes]:
@@ -53,6 +69,7 @@ class ContractCheck:
         self.contract = contract
         self.drift = Drift(program)
         self.calls: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        self._trees: dict[int, ast.Module] = {}
         self.marked = {
             scope.name
             for file in program.files
@@ -69,6 +86,7 @@ class ContractCheck:
     def check(self) -> Iterator[Finding]:
         for definition in self.definitions():
             yield from self.check_definition(definition)
+        yield from self.plugins()
         for name, calls in self.calls.items():
             hook = self.contract.hooks[name]
             for file, call in calls:
@@ -167,6 +185,11 @@ class ContractCheck:
 
     def check_definition(self, definition: _Definition) -> Iterator[Finding]:
         hook, candidate = definition
+        described = self._described(candidate) if hook.closed else None
+        if described is not None:
+            yield from self._drifts(compare(hook, described), self.drift.place(candidate.ref))
+            yield from self._unread(hook, candidate, {p.name for p in described.parameters})
+            return
         renamed = self._renamed(hook, candidate)
         accepted = {*candidate.signature.positional[candidate.skip :], *candidate.signature.kwonly}
         verdict = self._all_keywords(hook, candidate, renamed)
@@ -180,6 +203,61 @@ class ContractCheck:
             yield from self._order(hook, candidate, renamed)
         yield from self._defaults(hook, candidate)
         yield from self._unread(hook, candidate, accepted)
+
+    # -- definitions of a contract that names every parameter: the registry's comparison --------------------------
+
+    def _described(self, candidate: Candidate) -> Definition | None:
+        """A definition as the registry would see it; None for what is not written as a function."""
+        scope, path = self.program.scope(candidate.ref), self.program.files[candidate.ref[0]].path
+        node = source.node_at(self._tree(candidate.ref[0]), scope.line, scope.name)
+        if node is None:
+            return None
+        described = source.described(node, self._tree(candidate.ref[0]), path, candidate.skip)
+        return source.bound(described, candidate.prefix.npos, candidate.prefix.keywords)
+
+    def _tree(self, index: int) -> ast.Module:
+        if index not in self._trees:
+            self._trees[index] = ast.parse(Path(self.program.files[index].path).read_bytes())
+        return self._trees[index]
+
+    def _drifts(self, drifts: Iterable[Contradiction], place: Place) -> Iterator[Finding]:
+        """A finding for each way in which a definition differs from its hook."""
+        for drift in drifts:
+            rule = _RULES.get(drift.kind, "HWB110")
+            where = f"{place.name} ({place.file}:{place.line})"
+            message = f"{where}, hook {drift.hook}: {drift.message}. Fix: define it as the contract does."
+            yield Finding(rule, "error", "high", message, drift.parameters or (drift.hook,), place, None)
+
+    def plugins(self) -> Iterator[Finding]:
+        """What the registry refuses of a module that marks hooks: unknown names, functions without the mark, and names
+        that are bound to no function."""
+        hooks = self.contract.hooks
+        if not all(hook.closed for hook in hooks.values()):
+            return
+        for index, file in enumerate(self.program.files):
+            if not any(last_name(d) == "hookimpl" for scope in file.facts.scopes for d in scope.decorators):
+                continue
+            found = list(source.bindings(self._tree(index)))
+            if sum(binding.marked for binding in found) > 1:
+                for binding in found:
+                    place = Place(file.path, binding.line, binding.hook)
+                    yield from self._drifts(self._binding_drifts(binding, index, [b.hook for b in found]), place)
+
+    def _binding_drifts(self, binding: source.Marked, index: int, bound: list[str]) -> Iterator[Contradiction]:
+        hook = self.contract.hooks.get(binding.hook)
+        tree, path = self._tree(index), self.program.files[index].path
+        described = None if binding.function is None else source.described(binding.function, tree, path)
+        if hook is None:
+            if binding.marked and described is not None:
+                yield unknown_hook(binding.hook, described, list(self.contract.hooks))
+        elif described is not None and not binding.marked:
+            yield unmarked_hook(hook, described)
+        elif described is not None and binding.function is not None and binding.function.name != hook.name:  # type: ignore[union-attr]
+            yield from compare(hook, described)
+        elif isinstance(binding.value, ast.Constant) and bound.count(hook.name) == 1:
+            yield from compare(hook, inspected(binding.value.value))
+
+    # -- definitions of somebody else's hooks: what callers pass must be taken -------------------------------------
 
     def _renamed(self, hook: Hook, candidate: Candidate) -> dict[str, str]:
         """Contract names of ``any_name`` parameters to the names that this definition uses in their place."""

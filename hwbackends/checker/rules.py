@@ -22,7 +22,7 @@ class Rule(NamedTuple):
         return "contract mode only" if self.id in _CONTRACT_ONLY else "contract and drift mode"
 
 
-_CONTRACT_ONLY = frozenset({"HWB104", "HWB107"})
+_CONTRACT_ONLY = frozenset({"HWB104", "HWB107", "HWB110"})
 
 
 RULES: dict[str, Rule] = {
@@ -122,6 +122,18 @@ RULES: dict[str, Rule] = {
             "@hookimpl\ndef probe(device=None): ...\n@hookimpl\ndef conv_decode(x): ...\n"
             "# HWB109: conv_extend, which the contract requires, is not defined",
             "@hookimpl\ndef conv_extend(x): ...",
+        ),
+        Rule(
+            "HWB110", "definition that the contract does not allow", "error", True,
+            "An implementation would hide a drift, or is none: a default where the contract has none (an argument that "
+            "was left out is not noticed), *args or **kwargs, a coroutine or generator, a name that is bound to no "
+            "function, a function with a hook's name and without the mark, a marked one that no hook is called. The "
+            "registry refuses all of these when it binds the plugin. Only for contracts that name every parameter, as "
+            "our own do; definitions of an engine's hooks need only accept what their callers pass.",
+            "# the contract: conv_decode(x, weight, bias, state, metadata, ...)\n"
+            "@hookimpl\n"
+            "def conv_decode(x, weight, bias=None, state=None, metadata=None): ...  # HWB110: hides a gap",
+            "@hookimpl\ndef conv_decode(x, weight, bias, state, metadata): ...",
         ),
         Rule(
             "HWB201", "file not readable", "error", True,

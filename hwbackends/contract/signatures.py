@@ -1,5 +1,6 @@
-"""Does an implementation accept exactly what the contract passes? Compares `inspect.signature` of a function with a
-hook of the contract and words every difference. Shared by the registry and by anyone who validates a plugin."""
+"""Does a definition accept exactly what the contract passes? The only comparison of a definition with a hook: the
+registry brings functions (`inspected`), the checker brings source (`source.described`), and both get the same verdict,
+word for word."""
 
 from __future__ import annotations
 
@@ -12,7 +13,35 @@ from typing import Any
 from hwbackends.contract.document import nearest
 from hwbackends.contract.model import Hook
 
+Parameters = tuple[inspect.Parameter, ...]
 _CATCH_ALL = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+class Unknown:
+    """A default whose value the source does not tell: it is there, and is not compared."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What an implementation is, whether it was read from a function or from source.
+
+    Attributes:
+        parameters: as a caller sees them, `self` left out; a default that cannot be known is an `Unknown`.
+        fault: why it is no plain function that could be compared; empty if it is one.
+        location: `file:line`.
+        text: its first line of source, or its signature where there is no source.
+    """
+
+    parameters: Parameters
+    fault: str = ""
+    location: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +90,33 @@ def definition_of(function: Any) -> str:
     return f"def {name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
 
 
-def compare(hook: Hook, function: Any) -> tuple[Drift, ...]:
-    """Every way in which `function` cannot be called as `hook` is, or would hide an argument that was left out.
+def inspected(function: Any) -> Definition:
+    """What a plugin's attribute is."""
+    try:
+        parameters, fault = tuple(_signature(function).parameters.values()), ""
+    except (TypeError, ValueError) as error:
+        parameters, fault = (), f"has no readable signature ({error})"
+    if not callable(function):
+        hint = "; was a failed import swallowed?" if function is None else ""
+        fault = f"is {'None' if function is None else f'a {type(function).__name__}'}, wanted a function{hint}"
+    elif _is_special(function):
+        fault = SPECIAL
+    return Definition(parameters, fault, location_of(function), definition_of(function))
+
+
+SPECIAL = "is a coroutine or generator, wanted a plain function"
+
+
+def compare(hook: Hook, definition: Definition) -> tuple[Drift, ...]:
+    """Every way in which a definition cannot be called as `hook` is, or would hide an argument that was left out.
 
     Parameters with a default behind all of the hook's are allowed: a backend may keep private tuning knobs.
     """
-    if not callable(function):
-        kind = "None" if function is None else f"a {type(function).__name__}"
-        hint = "; was a failed import swallowed?" if function is None else ""
-        return (_drift(hook, function, "not-a-function", (), f"is {kind}, wanted a function{hint}"),)
-    if _is_special(function):
-        return (_drift(hook, function, "not-a-function", (), "is a coroutine or generator, wanted a plain function"),)
-    try:
-        got = list(_signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        return (_drift(hook, function, "not-a-function", (), f"has no readable signature ({error})"),)
+    if definition.fault:
+        return (_drift(hook, definition, "not-a-function", (), definition.fault),)
+    got = list(definition.parameters)
     found = [*_catch_alls(got), *_names(hook, got), *_order(hook, got), *_kinds(hook, got), *_defaults(hook, got)]
-    return tuple(_drift(hook, function, *item) for item in found)
+    return tuple(_drift(hook, definition, *item) for item in found)
 
 
 _Finding = tuple[str, tuple[str, ...], str]
@@ -159,34 +198,36 @@ def _defaults(hook: Hook, got: list[inspect.Parameter]) -> list[_Finding]:
 
 
 def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other
+    return isinstance(one, Unknown) or (type(one) is type(other) and one == other)
 
 
-def _drift(hook: Hook, function: Any, kind: str, parameters: tuple[str, ...], message: str) -> Drift:
-    return Drift(kind, hook.name, parameters, message, location_of(function), definition_of(function))
+def _drift(hook: Hook, definition: Definition, kind: str, parameters: tuple[str, ...], message: str) -> Drift:
+    return Drift(kind, hook.name, parameters, message, definition.location, definition.text)
 
 
-def unknown_hook(name: str, function: Any, known: list[str]) -> Drift:
+def unknown_hook(name: str, definition: Definition, known: list[str]) -> Drift:
     """A function that is marked as an implementation of a hook that the contract does not have."""
     message = f"no such hook in the contract{nearest(name, known)}"
-    return Drift("unknown-hook", name, (), message, location_of(function), definition_of(function))
+    return Drift("unknown-hook", name, (), message, definition.location, definition.text)
 
 
-def unnamed_contract(hook: Hook, contract: str, function: Any) -> Drift:
+def unnamed_contract(hook: Hook, contract: str, definition: Definition) -> Drift:
     """An implementation of a hook whose contract the plugin's manifest does not name."""
     message = f"a hook of contract {contract}, which the manifest does not name; add {contract} under contracts"
-    return Drift("unnamed-contract", hook.name, (), message, location_of(function), definition_of(function))
+    return _drift(hook, definition, "unnamed-contract", (), message)
 
 
-def unmarked_hook(hook: Hook, function: Any) -> Drift:
+def unmarked_hook(hook: Hook, definition: Definition) -> Drift:
     """A function that has a hook's name but is not marked as its implementation."""
-    message = "has the name of a hook but no @hookimpl; add the mark or rename it"
-    return Drift("unmarked", hook.name, (), message, location_of(function), definition_of(function))
+    return _drift(
+        hook, definition, "unmarked", (), "has the name of a hook but no @hookimpl; add the mark or rename it"
+    )
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature as a call sees it: wrappers are not looked through, since it is they that are called."""
-    return inspect.signature(function, follow_wrapped=False)
+    plain = function.__func__ if isinstance(function, staticmethod) else function
+    return inspect.signature(plain, follow_wrapped=False)
 
 
 def _unwrap(function: Any) -> Any:

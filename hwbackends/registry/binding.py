@@ -17,7 +17,15 @@ from hwbackends.contract.hookspecs.conv import ConvHooks
 from hwbackends.contract.hookspecs.step import StepHooks
 from hwbackends.contract.model import Contracts, Hook
 from hwbackends.contract.reader import installed
-from hwbackends.contract.signatures import Drift, compare, location_of, unknown_hook, unmarked_hook, unnamed_contract
+from hwbackends.contract.signatures import (
+    Drift,
+    compare,
+    inspected,
+    location_of,
+    unknown_hook,
+    unmarked_hook,
+    unnamed_contract,
+)
 from hwbackends.errors import HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.candidates import Candidate, import_plugin
 
@@ -54,9 +62,14 @@ def inspect_plugin(plugin: Any, contracts: Contracts, named: Iterable[str] | Non
     functions, errors = _marked(plugin)
     hooks = contracts.hooks
     served = contracts.only(contracts if named is None else named).hooks
-    drifts = [unknown_hook(name, f, list(hooks)) for name, f in functions.items() if name not in hooks]
+    aliases = {id(functions[name]) for name in hooks if name in functions}  # `clear_slots = hookimpl(zero)` marks zero
+    drifts = [
+        unknown_hook(name, inspected(function), list(hooks))
+        for name, function in functions.items()
+        if name not in hooks and id(function) not in aliases
+    ]
     drifts += [
-        unnamed_contract(hooks[name], contracts.owners[name].name, function)
+        unnamed_contract(hooks[name], contracts.owners[name].name, inspected(function))
         for name, function in functions.items()
         if name in hooks and name not in served
     ]
@@ -106,8 +119,8 @@ def _read_lazily(plugin: Any, name: str, functions: dict[str, Any], errors: dict
 
 def _differences(hook: Hook, function: Any) -> tuple[Drift, ...]:
     if callable(function) and _mark(function) is None:
-        return (unmarked_hook(hook, function),)
-    return compare(hook, function)
+        return (unmarked_hook(hook, inspected(function)),)
+    return compare(hook, inspected(function))
 
 
 def validate(candidate: Candidate, plugin: Any, contracts: Contracts) -> Implementations:

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from hwbackends.contract.reader import installed
-from hwbackends.contract.signatures import compare, definition_of, location_of
+from hwbackends.contract.signatures import compare, definition_of, inspected, location_of
 
 HOOKS = installed().hooks
 
@@ -36,8 +36,8 @@ def test_a_partial_is_located_at_the_function_in_it_and_judged_by_what_is_left()
     assert location_of(partial) == line_of(
         "def tuned(pool: object, cache_indices: object, *, _block: int) -> None: ..."
     )
-    assert compare(HOOKS["clear_slots"], partial) == ()
-    assert [drift.kind for drift in compare(HOOKS["clear_slots"], tuned)] == ["extra-required"]
+    assert compare(HOOKS["clear_slots"], inspected(partial)) == ()
+    assert [drift.kind for drift in compare(HOOKS["clear_slots"], inspected(tuned))] == ["extra-required"]
 
 
 def test_a_function_without_source_is_located_by_what_it_knows() -> None:
@@ -54,7 +54,7 @@ def test_a_definition_is_shown_without_annotations() -> None:
 
 
 def test_a_drift_reads_as_location_hook_sentence_and_definition() -> None:
-    (drift,) = compare(HOOKS["copy_slots"], lambda pool, source_indices: None)
+    (drift,) = compare(HOOKS["copy_slots"], inspected(lambda pool, source_indices: None))
     location, rest = str(drift).split(": copy_slots: ")
     assert location.startswith(f"{__file__}:")
     assert rest == "parameters missing: destination_indices\n    def <lambda>(pool, source_indices)"
