@@ -41,10 +41,11 @@ def plugin() -> None:
     """SGLang's own plugin loading, once."""
     from sglang.srt.plugins import load_plugins
 
-    from hwbackends.engines.activation import SGLANG, require_active
+    from hwbackends.engines.activation import require_active
+    from hwbackends.engines.sglang.record import ENGINE
 
     load_plugins()
-    assert "Inkling" in require_active(SGLANG)
+    assert "Inkling" in require_active(ENGINE)
 
 
 @pytest.fixture(autouse=True)

