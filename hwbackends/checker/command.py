@@ -1,4 +1,7 @@
-"""The command ``hwbackends check``: options in, report out; exit status 0: clean, 1: findings, 2: could not run."""
+"""The command ``hwbackends check``: options in, report out.
+
+Exit status 0: clean, 1: findings, 2: could not run, 3: an error of the checker's own, 130: interrupted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ import click
 
 from hwbackends.errors import ContractError
 
+from .failures import RULE as INTERNAL
+from .failures import failure
 from .rules import DECLARATIONS, RULES, explain
 
+FAILED, INTERRUPTED = 3, 130
 _FORMATS = ("text", "json", "sarif", "github")
 
 
@@ -54,9 +60,12 @@ def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
     except (ContractError, ValueError, OSError) as error:
         click.echo(f"hwbackends check: {error}", err=True)
         status = 2
+    except KeyboardInterrupt:
+        click.echo("hwbackends check: interrupted", err=True)
+        status = INTERRUPTED
     except Exception as error:  # a fault of ours must not read as "findings"
-        click.echo(f"hwbackends check: internal error: {error!r}", err=True)
-        status = 2
+        click.echo(f"hwbackends check: {failure(os.getcwd(), 1, 'running', error).message}", err=True)
+        status = FAILED
     sys.exit(status)
 
 
@@ -97,6 +106,8 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
     text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)
     if text:
         click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    if any(finding.rule == INTERNAL for finding in shown.findings):
+        return FAILED
     return 1 if shown.findings else 0
 
 

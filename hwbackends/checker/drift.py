@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from . import platforms, workers
@@ -12,6 +14,7 @@ from .absent import Absent, settled
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
 from .elsewhere import Conditions, Elsewhere
+from .failures import Failures
 from .findings import Finding, Place, ordinal
 from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr, Signature
@@ -56,8 +59,9 @@ class Drift:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.failures = Failures()
         self.inference = Inference(program)
-        self.inference.link_classes()
+        self.inference.link_classes(self.failures)
         self.dispatcher = Dispatcher(self.inference)
         self.forwards: dict[Ref, list[Call]] = defaultdict(list)
         self.accepted: Counter[tuple[Ref, bool]] = Counter()  # by definition, and whether a module's dispatch led to it
@@ -98,8 +102,12 @@ class Drift:
         weighed = []
         for item in rejections:
             kind = item.verdict.kind
-            weighed.append((item, confidence(item, len(sites[kind]), self.accepted[kind])))
-        return self.findings(self._thinned(weighed)) + settled(self.lacking)
+            with self._contained(item, "weighing a finding"):
+                weighed.append((item, confidence(item, len(sites[kind]), self.accepted[kind])))
+        return self.findings(self._thinned(weighed)) + settled(self.lacking) + self.failures.findings
+
+    def _contained(self, item: Rejection, doing: str) -> AbstractContextManager[None]:
+        return self.failures.contained(self.program.files[item.file].path, item.call.line, doing)
 
     def close(self) -> None:
         """End the circles of references: what was inferred is freed at once, without a walk of the collector."""
@@ -110,8 +118,12 @@ class Drift:
         """The rejections of the calls in some files."""
         found: list[Rejection] = []
         for index in files:
+            path = self.program.files[index].path
             for raw in self.program.files[index].facts.calls:
-                found += self.check_call(index, Call._make(raw))
+                try:
+                    found += self.check_call(index, Call._make(raw))
+                except Exception as error:
+                    self.failures.add(path, raw[0], "checking a call", error)
         return found
 
     def _collect_in_processes(self, jobs: int) -> list[Rejection]:
@@ -123,9 +135,14 @@ class Drift:
             with workers.pool(jobs - 1) as pool:
                 parts = [pool.submit(_collect_part, number, jobs) for number in range(1, jobs)]
                 found += self.collect(range(0, self.program.checked, jobs))
-                for part in parts:
-                    rejections, accepted, lacking = part.result()
+                for number, part in enumerate(parts, start=1):
+                    try:
+                        rejections, accepted, lacking, failed = part.result()
+                    except BrokenProcessPool:  # a worker was killed, say for memory: its part is done here
+                        found += self.collect(range(number, self.program.checked, jobs))
+                        continue
                     found += rejections
+                    self.failures.findings += failed
                     self.accepted.update(accepted)
                     self._miss(lacking)
         finally:
@@ -649,7 +666,11 @@ class Drift:
         for item, level in weighed:
             alone = () if item.untyped or item.rejecting > 6 else (item.verdict.target.ref,)
             grouped[(item.file, item.call.line, item.call.func, level, *alone)].append((item, level))
-        return [self.finding([item for item, _ in group], group[0][1]) for group in grouped.values()]
+        found: list[Finding] = []
+        for group in grouped.values():
+            with self._contained(group[0][0], "writing a finding"):
+                found.append(self.finding([item for item, _ in group], group[0][1]))
+        return found
 
     def finding(self, items: list[Rejection], confidence: str) -> Finding:
         item = items[0]
@@ -777,11 +798,14 @@ def missing_names(mismatch: Mismatch, target: Candidate, call: Call, accepting: 
     names = [*mismatch.unknown, *mismatch.missing, *mismatch.twice, *mismatch.swallowed]
     own = (*target.signature.positional, *target.signature.kwonly)
     for position in range(call.npos - mismatch.excess, call.npos):
+        if position < 0:  # a method without a first parameter is handed its receiver all the same
+            names.append("its receiver (as 1st positional)")
+            continue
         name = next(
             (c.signature.positional[position + c.skip] for c in accepting
              if position + c.skip < len(c.signature.positional)), None
         )  # fmt: skip
-        if name is None and position >= 0 and position < len(call.argnames) and call.argnames[position] not in own:
+        if name is None and position < len(call.argnames) and call.argnames[position] not in own:
             name = call.argnames[position]
         place = f"{ordinal(position + 1)} positional"
         names.append(f"{name} ({place})" if name else place)
@@ -862,7 +886,7 @@ def _parts(test: Expr) -> Iterator[Expr]:
             yield from (part for part in item if isinstance(part, tuple) and part)
 
 
-_Part = tuple[list[Rejection], Counter[tuple[Ref, bool]], dict[tuple[Ref, str], Finding]]
+_Part = tuple[list[Rejection], Counter[tuple[Ref, bool]], dict[tuple[Ref, str], Finding], list[Finding]]
 # The checker whose copies the workers are.
 _shared: Drift | None = None
 _WORTH_FORKING = 20_000
@@ -871,7 +895,7 @@ _WORTH_FORKING = 20_000
 def _collect_part(number: int, jobs: int) -> _Part:
     assert _shared is not None
     rejections = _shared.collect(range(number, _shared.program.checked, jobs))
-    return rejections, _shared.accepted, _shared.lacking
+    return rejections, _shared.accepted, _shared.lacking, _shared.failures.findings
 
 
 def check_drift(program: Program, jobs: int = 1) -> list[Finding]:

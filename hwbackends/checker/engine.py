@@ -17,6 +17,8 @@ from . import cache, files, model, surroundings, workers
 from .contract import check_contract, pattern
 from .drift import check_drift
 from .extract import extract
+from .failures import RULE as INTERNAL
+from .failures import Failures, failure
 from .findings import Finding, Place
 from .model import FileFacts, Problem
 from .program import Program
@@ -78,14 +80,19 @@ def _run(roots: list[str], options: Options) -> Outcome:
     store.keep_paths(alone, gathered.asked)
     findings = [_unreadable(problem) for problem in problems]
     program = Program(facts + outside, checked=len(facts))
-    findings += (
-        check_drift(program, _jobs(options.jobs))
-        if options.contract is None
-        else check_contract(program, options.contract)
-    )
+    findings += _judged(program, options, roots)
     ignores = {path: found.ignores for path, found in facts if found.ignores}
     store.keep_result(key(beside), findings, ignores)
     return Outcome(findings, ignores, len(paths), gathered.parsed, False)
+
+
+def _judged(program: Program, options: Options, roots: list[str]) -> list[Finding]:
+    if options.contract is None:
+        return check_drift(program, _jobs(options.jobs))
+    failures, found = Failures(), []
+    with failures.contained(roots[0], 1, f"checking contract {options.contract.name}"):
+        found = check_contract(program, options.contract)
+    return found + failures.findings
 
 
 class _Gathered(NamedTuple):
@@ -250,8 +257,12 @@ def _parse_file(path: str, external: Callable[[str], bool]) -> bytes | Problem:
         return model.dump(extract(tree, source, external))
     except (RecursionError, ValueError):
         return Problem(path, 1, "is nested too deeply to be read")
+    except Exception as error:
+        return Problem(path, 1, failure(path, 1, "reading a file", error).message, internal=True)
 
 
 def _unreadable(problem: Problem) -> Finding:
+    if problem.internal:
+        return Finding(INTERNAL, "error", "high", problem.reason, (), Place(problem.path, problem.line), None)
     message = f"{os.path.basename(problem.path)}: {problem.reason}. Fix: make it readable, or exclude it."
     return Finding("HWB201", "error", "high", message, (), Place(problem.path, problem.line, ""), None)

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .failures import Failures
 from .model import Assignment, Binding, Expr, Scope
 from .program import Member, Patch, Program, Ref, Value, Values, final
 from .typetests import TypeTests
@@ -109,19 +110,22 @@ class Inference:
 
     # -- linking ------------------------------------------------------------------------------------------------
 
-    def link_classes(self) -> None:
+    def link_classes(self, failures: Failures) -> None:
         """Find the bases of every class, then what is patched into classes and modules from outside."""
         program = self.program
         bases: dict[Ref, list[Ref]] = {}
         external: dict[Ref, frozenset[str]] = {}
         for ref in program.classes:
-            bases[ref], external[ref] = self._bases_of(ref)
+            bases[ref], external[ref] = [], frozenset({"?"})
+            with failures.contained(program.files[ref[0]].path, program.scope(ref).line, "reading a class"):
+                bases[ref], external[ref] = self._bases_of(ref)
         program.link(bases, external)
         self._forget()
         for index, file in enumerate(program.files):
             if not file.is_test:
                 for patch in file.facts.patches:
-                    self._patch(index, patch)
+                    with failures.contained(file.path, patch[5], "reading an assignment"):
+                        self._patch(index, patch)
         self._forget()
 
     def _forget(self) -> None:

@@ -114,11 +114,12 @@ class FileFacts(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A file that could not be read, and why."""
+    """A file that could not be read, and why; ``internal`` where the fault is ours."""
 
     path: str
     line: int
     reason: str
+    internal: bool = False
 
 
 def dump(facts: FileFacts) -> bytes:

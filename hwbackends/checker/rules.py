@@ -143,6 +143,14 @@ RULES: dict[str, Rule] = {
             "def broken(:  # HWB201: syntax error",
             "def repaired(): ...",
         ),
+        Rule(
+            "HWB202", "internal error of the checker", "error", True,
+            "The checker itself failed on one file or call. Everything else was checked and is reported; here the "
+            "report is incomplete. The exit status is 3. It is shown whatever is selected, and neither a comment nor "
+            "a baseline hides it.",
+            "# HWB202: internal error while checking a call: IndexError: ...",
+            "# report the line, exclude the file meanwhile",
+        ),
     )
 }  # fmt: skip
 

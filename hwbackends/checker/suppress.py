@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .failures import RULE as INTERNAL
 from .findings import Finding, Place
 from .rules import RULES, expand
 
@@ -48,7 +49,7 @@ def apply(
 ) -> Shown:
     """Filter findings, in this order: rules, confidence, inline comments, baseline."""
     rules = selection.rules()
-    wanted = [f for f in findings if f.rule in rules]
+    wanted = [f for f in findings if f.rule in rules or f.rule == INTERNAL]
     enough = LEVELS.index(selection.confidence)
     sure = [f for f in wanted if LEVELS.index(f.confidence) >= enough]
     unignored = [f for f in sure if not _ignored(f, ignores)]
@@ -56,7 +57,7 @@ def apply(
     fresh = []
     for finding in unignored:
         key = fingerprint(finding)
-        if left[key] > 0:
+        if left[key] > 0 and finding.rule != INTERNAL:
             left[key] -= 1
         else:
             fresh.append(finding)
@@ -64,7 +65,7 @@ def apply(
 
 
 def _ignored(finding: Finding, ignores: dict[str, dict[int, tuple[str, ...]]]) -> bool:
-    return finding.rule != "HWB201" and any(
+    return finding.rule not in ("HWB201", INTERNAL) and any(
         place is not None and _covers(ignores.get(place.file, {}).get(place.line), finding.rule)
         for place in (finding.definition, finding.call)
     )
@@ -116,5 +117,6 @@ def read_baseline(path: str) -> Counter[str]:
 
 def write_baseline(path: str, findings: list[Finding]) -> None:
     """Accept all of these findings."""
-    entries = sorted((json.loads(fingerprint(finding)) for finding in findings), key=json.dumps)
+    accepted = [finding for finding in findings if finding.rule != INTERNAL]
+    entries = sorted((json.loads(fingerprint(finding)) for finding in accepted), key=json.dumps)
     Path(path).write_text(json.dumps({"version": 1, "findings": entries}, indent=1) + "\n", encoding="utf-8")
