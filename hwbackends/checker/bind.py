@@ -27,6 +27,11 @@ class Mismatch(NamedTuple):
     swallowed: tuple[str, ...] = ()  # keywords that only a catch-all takes which nothing reads; no rejection
 
     @property
+    def about(self) -> frozenset[str]:
+        """The keywords that do not arrive where they should."""
+        return frozenset((*self.unknown, *self.twice, *self.swallowed))
+
+    @property
     def rejects(self) -> bool:
         return bool(self.unknown or self.missing or self.excess or self.twice)
 

@@ -12,6 +12,14 @@ from .model import Call, Expr, Scope, Signature
 from .program import Ref, Value, Values
 from .typetests import Allows
 
+_RECORD_BASES = frozenset(
+    {"object", "ABC", "Protocol", "Generic", "metaclass=ABCMeta", "NamedTuple", "Struct", "Exception", "Enum", "Module"}
+)
+# Decorators of a class that leave its constructor alone.
+_CLASS_KEEPING = frozenset(
+    {"dataclass", "final", "runtime_checkable", "total_ordering", "deprecated", "unique", "register_pytree_node_class",
+     "dataclass_transform"}
+)  # fmt: skip
 _TRANSPARENT_BASES = frozenset({"object", "ABC", "Protocol", "Generic", "metaclass=ABCMeta"})
 _CHANGING = frozenset(
     [
@@ -64,6 +72,10 @@ _KEEPING = frozenset(
 )
 
 
+# Their decorators return something that is called like what they were given, those in _CHANGING aside.
+_KEEPING_PACKAGES = frozenset({"functools", "contextlib", "abc", "typing", "typing_extensions", "warnings", "torch"})
+
+
 class Candidate(NamedTuple):
     """A definition that a call can run."""
 
@@ -78,6 +90,8 @@ class Candidate(NamedTuple):
     modules: tuple[Ref, ...] = ()  # of a forward that takes anything: the classes whose instances run it
     platform: str | None = None  # the hardware whose dispatch leads here
     dispatched: bool = False  # one of the methods that a module's forward chooses from
+    sure: bool = True  # no base and no decorator out of sight can make it another definition
+    rebound: bool = False  # what a subclass holds under a name that the calling method inherits
 
 
 class Reach(NamedTuple):
@@ -98,6 +112,7 @@ class Dispatcher:
         self._families: dict[tuple[Ref, bool, str], list[tuple[Value, list[Ref]]]] = {}
         self._generated: dict[Ref, Signature | None] = {}
         self._changing: dict[Ref, bool] = {}
+        self._unseen: dict[Ref, bool] = {}
         self._super_calls: set[tuple[Ref, str]] = set()
 
     def note_super_call(self, function: Ref, name: str) -> None:
@@ -186,7 +201,11 @@ class Dispatcher:
                 owner = owners[0]
                 at_top = not receiver[2] and receiver[1] in owners and len(self._offers(receiver, name)) > 1
                 found += [
-                    c._replace(owner=c.owner or owner, exact=receiver[2], declared=at_top)
+                    c._replace(
+                        owner=c.owner or owner,
+                        exact=c.exact if value[0] in "CI" else receiver[2],  # what an attribute holds is another object
+                        declared=c.declared or at_top,
+                    )
                     for c in self.callable(value, owner)
                 ]
                 if name in ("forward", "__call__"):
@@ -231,7 +250,8 @@ class Dispatcher:
 
     def _callables_of(self, receiver: Value, name: str) -> Iterator[Value]:
         members = self.program.members(receiver[1], name)
-        if members and all(m.binding[2] is not None and m.binding[2][0] == "F" for m in members):
+        held = any(name in self.program.scope(item).attributes for item in self.program.mro(receiver[1]))
+        if members and not held and all(m.binding[2] is not None and m.binding[2][0] == "F" for m in members):
             for member in members:
                 ref = (member.owner[0], member.binding[2][1])  # type: ignore[index]
                 if method_kind(self.program.scope(ref)) == "property":
@@ -279,16 +299,18 @@ class Dispatcher:
             return self._instance(value)
         if kind == "P":
             inner = self.callable(value[1], owner, depth + 1)
-            return [
-                c._replace(prefix=Passed(c.prefix.npos + value[2], c.prefix.keywords + tuple(value[3]))) for c in inner
-            ]
+            return [c._replace(prefix=_prefix(c.prefix, value[2], value[3])) for c in inner]
         return []
 
     def _function(self, ref: Ref, skip: int, owner: Ref | None) -> list[Candidate]:
         scope = self.program.scope(ref)
         if scope.signature is None or self.changes_signature(ref):
             return []
-        return [Candidate(ref, scope.signature, skip, owner, scope.stub)]
+        sure = not self.decorated_out_of_sight(ref)
+        place = (ref[0], scope.parent)
+        if owner is not None and owner != place and place in self.program.mro(owner):
+            sure = sure and not self.program.hidden(owner, place, scope.name)
+        return [Candidate(ref, scope.signature, skip, owner, scope.stub, sure=sure)]
 
     def _instance(self, value: Value, allows: Allows | None = None) -> list[Candidate]:
         called = self.family(value, "__call__", allows=allows)
@@ -307,22 +329,30 @@ class Dispatcher:
         if ref not in self._changing:
             scope = self.program.scope(ref)
             context = Context(ref[0], scope.parent, scope.line, scope.guard, None)
-            self._changing[ref] = any(self._decorator_changes(d, context) for d in scope.decorators)
+            said = {self._decorator_keeps(d, context) for d in scope.decorators}
+            self._changing[ref] = False in said
+            self._unseen[ref] = None in said
         return self._changing[ref]
 
-    def _decorator_changes(self, decorator: Expr | None, context: Context) -> bool:
+    def decorated_out_of_sight(self, ref: Ref) -> bool:
+        """Whether a decorator that cannot be read may give a definition another signature."""
+        return not self.changes_signature(ref) and self._unseen[ref]
+
+    def _decorator_keeps(self, decorator: Expr | None, context: Context) -> bool | None:
+        """Whether what a decorator returns is called like what it is given; None where nobody can see."""
         name = last_name(decorator)
         if decorator is None or name in _CHANGING:
-            return True
-        if name in _KEEPING:
             return False
+        if name in _KEEPING:
+            return True
         is_call = decorator[0] == "c"
-        for value in self.inference.evaluate(decorator[1] if is_call else decorator, context):
-            if value[0] == "F" and not self._keeps(value[1], factory=is_call):
-                return True
-            if value[0] == "C":
-                return True
-        return False
+        values = self.inference.evaluate(decorator[1] if is_call else decorator, context)
+        if any(v[0] == "C" or (v[0] == "F" and not self._keeps(v[1], factory=is_call)) for v in values):
+            return False
+        seen = bool(values) and all(
+            v[0] == "F" or (v[0] == "X" and v[1].partition(".")[0] in _KEEPING_PACKAGES) for v in values
+        )
+        return True if seen else None
 
     def _keeps(self, ref: Ref, factory: bool) -> bool:
         """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given."""
@@ -343,7 +373,13 @@ class Dispatcher:
 
     def constructors(self, value: Value) -> list[Candidate]:
         owners = (value[1],) if value[2] else self.program.descendants(value[1])
-        return _unique([c._replace(exact=value[2]) for owner in owners for c in self._constructor(owner)])
+        return _unique(
+            [
+                c._replace(exact=value[2], declared=not value[2] and owner == value[1] and len(owners) > 1)
+                for owner in owners
+                for c in self._constructor(owner)
+            ]
+        )
 
     def _constructor(self, owner: Ref) -> list[Candidate]:
         """What ``owner(...)`` runs: its own constructor, or those of the classes that its ``__new__`` makes."""
@@ -373,7 +409,7 @@ class Dispatcher:
             generated = self._generated_signature(item)
             if generated is not None:
                 return [Candidate(item, generated, 0, owner, False)]
-            if _record_kind(scope) == "unknown" or self.program.external.get(item, frozenset()) - _TRANSPARENT_BASES:
+            if _record_kind(scope) or self.program.external.get(item, frozenset()) - _TRANSPARENT_BASES:
                 return []
         if _decorated(self.program.scope(owner)):
             return []
@@ -386,8 +422,36 @@ class Dispatcher:
         if _record_kind(self.program.scope(item)) != "record" and not self._record_by_base(item):
             return None
         if item not in self._generated:
-            self._generated[item] = self._record_signature(item)
+            seen = self._record_in_sight(item)
+            self._generated[item] = self._record_signature(item) if seen else None
         return self._generated[item]
+
+    def _record_in_sight(self, item: Ref) -> bool:
+        """Whether nothing out of sight may add a field or replace the constructor: no base, and no other decorator."""
+        if any(set(self.program.external.get(base, ())) - _RECORD_BASES for base in self.program.mro(item)):
+            return False
+        scope = self.program.scope(item)
+        context = Context(item[0], scope.parent, scope.line, scope.guard, None)
+        others = [d for d in scope.decorators if last_name(d) not in _CLASS_KEEPING]
+        return all(self._returns_what_it_gets(d, context) for d in others)
+
+    def _returns_what_it_gets(self, decorator: Expr | None, context: Context) -> bool:
+        """Whether a class decorator of the trees hands back the class: ``def register(cls): ...; return cls``."""
+        if decorator is None:
+            return False
+        is_call = decorator[0] == "c"
+        values = self.inference.evaluate(decorator[1] if is_call else decorator, context)
+        return bool(values) and all(v[0] in "FB" and self._identity(v[1], is_call) for v in values)
+
+    def _identity(self, ref: Ref, factory: bool) -> bool:
+        scopes = self.program.files[ref[0]].facts.scopes
+        inner = [s for s in scopes if s.kind == "f" and s.parent == ref[1]]
+        wanted = inner if factory and inner else [scopes[ref[1]]]
+        return all(
+            s.signature is not None and bool(s.returns)
+            and all(expr == ("n", name) for _, expr in s.returns for name in s.signature.positional[-1:])
+            for s in wanted
+        )  # fmt: skip
 
     def _record_by_base(self, item: Ref) -> bool:
         """A NamedTuple, or a Struct of msgspec, whose subclasses are records too."""
@@ -413,6 +477,13 @@ class Dispatcher:
         defaults = {name: "..." for name, (has_default, _) in order.items() if has_default}
         positional = tuple(name for name, (_, keyword) in order.items() if not keyword)
         return Signature((), positional, tuple(n for n, (_, k) in order.items() if k), defaults, None, None)
+
+
+def _prefix(prefix: Passed, npos: int, keywords: tuple[str, ...]) -> Passed:
+    """What a partial adds to a call; of ``*`` and ``**`` in it nobody knows how much."""
+    star, kwstar = "*" in keywords, "**" in keywords
+    named = tuple(name for name in keywords if name not in ("*", "**"))
+    return Passed(prefix.npos + npos - star, prefix.keywords + named, prefix.star or star, prefix.kwstar or kwstar)
 
 
 def _record_kind(scope: Scope) -> str:

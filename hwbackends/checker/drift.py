@@ -19,7 +19,10 @@ from .findings import Finding, Place, ordinal
 from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr, Signature
 from .modules import Modules
+from .origins import Origins
 from .program import Program, Ref
+from .typetests import asks_for_kind
+from .versions import Versions, asks_version
 
 # A method name that is not everybody's: two words at least, and no dunder.
 _TELLING = re.compile(r"^_?[a-zA-Z0-9]+_[a-zA-Z0-9_]*[a-zA-Z0-9]$")
@@ -52,6 +55,7 @@ class Rejection(NamedTuple):
     doubtful: bool  # the receiver is probably not what its declaration says
     divided: bool  # the same module, on another platform, accepts
     replaces: bool = False  # a function put in place of a method: it is meant for exactly these calls
+    overrides: bool = False  # what the receiver is declared as accepts the call, and this definition overrides it
 
 
 class Drift:
@@ -69,9 +73,22 @@ class Drift:
         self.elsewhere = Elsewhere(program, self.inference)
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._handed_to: dict[tuple[Ref, Ref | None, int], Reach | None] = {}
+        self.origins = Origins(self.dispatcher)
+        self.versions = Versions(program)
+        program.dead = self._dead_guards()
         self.absent = Absent(self.dispatcher, self.reachable)
         self.lacking: dict[tuple[Ref, str], Finding] = {}
         self._index_calls()
+
+    def _dead_guards(self) -> dict[int, frozenset[int]]:
+        """The guards of each file under which other versions of the checked trees run."""
+        found = {}
+        for index, file in enumerate(self.program.files):
+            if any(asks_version(test) for test, _, _ in file.facts.guards):
+                guards = range(len(file.facts.guards))
+                dead = (g for g in guards if self.versions.dead(self.inference.chain(index, g), index))
+                found[index] = frozenset(dead)
+        return {index: guards for index, guards in found.items() if guards}
 
     def _index_calls(self) -> None:
         for index, file in enumerate(self.program.files):
@@ -169,14 +186,25 @@ class Drift:
         return found
 
     def check_call(self, file: int, call: Call) -> list[Rejection]:
-        if self.catches_type_error(file, call.guard):
+        if self.catches_type_error(file, call.guard) or call.guard in self.program.dead.get(file, ()):
             return []
         context = self.inference.context((file, call.scope), call.line, call.guard)
-        reach = self.dispatcher.reach(call, context)
+        reach = self._reach(call, context)
         self._miss(self.absent.of_call(file, call, context))
         if not reach.candidates and reach.untyped and call.func[0] == "a":
             reach = self.by_name(call, file, context)
         return self.rejections(file, call, context, reach) if reach.candidates else []
+
+    def _reach(self, call: Call, context: Context) -> Reach:
+        """What a call can run, in the class around it and in subclasses that hold other things than it does."""
+        reach = self.dispatcher.reach(call, context)
+        known = {candidate.ref for candidate in reach.candidates}
+        found: dict[Ref, Candidate] = {}
+        for owner in self.origins.rebinding(call, context):
+            for candidate in self.dispatcher.reach(call, context._replace(owner=owner, exact=True)).candidates:
+                if candidate.ref not in known:
+                    found.setdefault(candidate.ref, candidate._replace(rebound=bool(known)))
+        return reach._replace(candidates=reach.candidates + list(found.values())) if found else reach
 
     def by_name(self, call: Call, file: int, context: Context) -> Reach:
         """For a receiver of unknown type: every method of that name, where the name says enough by itself."""
@@ -205,10 +233,12 @@ class Drift:
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
         verdicts = self.verdicts(reach.candidates, passed, file, call, context)
         for verdict in verdicts:
-            if not verdict.mismatch.rejects and not reach.untyped:
+            if not verdict.mismatch.rejects and not reach.untyped and not call.perhaps:
                 self.accepted[verdict.kind] += 1
         verdicts += self.swallowing(verdicts, passed) if len(verdicts) > 1 and call.keywords else []
         faulty = [v for v in verdicts if v.mismatch.rejects or v.mismatch.swallowed]
+        if call.perhaps:  # what else does not fit is said of the call without these
+            faulty = [v for v in faulty if not v.mismatch.about.isdisjoint(call.perhaps)]
         if not faulty:
             return []
         faulty = [
@@ -230,7 +260,8 @@ class Drift:
             Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
                       self.platform_of(v.candidate) is not None,
                       narrow or self.doubtful(v, accepting, reach, call, passed, context),
-                      self.divided(v, verdicts), self._replaces_a_method(v.target))
+                      self.divided(v, verdicts), self._replaces_a_method(v.target),
+                      not self._on_self(call, context, v) and self._overrides(v.target, accepting))
             for v in faulty
         ]  # fmt: skip
 
@@ -312,6 +343,12 @@ class Drift:
         target = verdict.target
         if self._runs_on_mocks(context):
             return True
+        if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
+            return True
+        if verdict.candidate.rebound:
+            return False
+        if accepting and self.origins.picked_by_a_name(call, context):
+            return True
         if any(self._patched_nearby(target, v.target, context) for v in accepting):
             return True
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
@@ -333,7 +370,8 @@ class Drift:
         if not hardware and self.program.scope((context.file, context.scope)).name == call.func[-1]:
             return True  # a wrapper hands on to what it holds, and holds only what takes that
         if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
-            if not verdict.candidate.exact and not hardware:
+            held = call.func[0] == "a" and self._overrides(target, accepting)  # a field for classes of one base
+            if not verdict.candidate.exact and not hardware and not held:
                 return True  # constructors of a family need not agree
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
@@ -400,7 +438,20 @@ class Drift:
     def _replaces_a_method(self, target: Candidate) -> bool:
         scope = self.program.scope(target.ref)
         around = self.program.files[target.ref[0]].facts.scopes[scope.parent]
-        return target.owner is not None and target.skip == 1 and scope.kind == "f" and around.kind != "c"
+        return target.owner is not None and scope.kind == "f" and around.kind != "c"
+
+    def _on_self(self, call: Call, context: Context, verdict: Verdict) -> bool:
+        """Whether a method calls another one of its own object; what an attribute holds is another object."""
+        scope = self.program.scope(verdict.target.ref)
+        method = call.func[0] == "a" and scope.kind == "f" and scope.name not in ("__init__", "__new__")
+        return method and self.dispatcher.self_function(call.func[1], context) is not None
+
+    def _overrides(self, target: Candidate, accepting: tuple[Verdict, ...]) -> bool:
+        """Whether a definition overrides one that the receiver is declared to have, and that takes the call."""
+        if target.owner is None:
+            return False
+        order = self.program.mro(target.owner)
+        return any(v.candidate.declared and not v.target.stub and v.target.owner in order for v in accepting)
 
     def _in_line(self, left: Candidate, right: Candidate) -> bool:
         """Whether one method's class is the other's, or derives from it."""
@@ -457,6 +508,8 @@ class Drift:
     def _forwarded_call(
         self, candidate: Candidate, call: Call, rest: object, passed: Passed, popped: tuple[str, ...], depth: int
     ) -> Verdict | None:
+        if self._tested_before(candidate, call):
+            return None
         signature = candidate.signature
         positional = rest.npos if call.star == signature.vararg and call.star else 0  # type: ignore[attr-defined]
         handed = tuple(k for k in rest.keywords if k not in popped) if call.kwstar == signature.kwarg else ()  # type: ignore[attr-defined]
@@ -470,6 +523,11 @@ class Drift:
         if all(v.mismatch.rejects and not v.target.stub for v in verdicts):
             return verdicts[0]._replace(candidate=candidate)
         return None
+
+    def _tested_before(self, candidate: Candidate, call: Call) -> bool:
+        """Whether a forwarder asks first what it was given: ``if isinstance(x, A): return g(*args, **kwargs)``."""
+        conditions = self.inference.chain(candidate.ref[0], call.guard)
+        return any(asks_for_kind(test) for test, _ in conditions)
 
     def _reach_behind(self, candidate: Candidate, call: Call) -> Reach | None:
         key = (candidate.ref, candidate.owner, id(call))
@@ -496,6 +554,8 @@ class Drift:
         if "Cuda" in self.program.name_of(candidate.ref) and not platforms.can_meet("cuda", conditions):
             return False
         if self._bound_under_other_conditions(candidate, call, context, conditions):
+            return False
+        if mismatch.rejects and self.origins.under_other_flags(candidate, call, context, conditions):
             return False
         if mismatch.rejects and (
             self.elsewhere.imported_under_others(candidate, file, conditions)
@@ -694,13 +754,24 @@ class Drift:
 
 def _with_prefix(candidate: Candidate, passed: Passed) -> Passed:
     prefix = candidate.prefix
-    if not prefix.npos and not prefix.keywords:
+    if prefix == Passed(0, ()):
         return passed
     keywords = tuple(dict.fromkeys((*passed.keywords, *prefix.keywords)))
-    return passed._replace(npos=passed.npos + prefix.npos, keywords=keywords)
+    return Passed(passed.npos + prefix.npos, keywords, passed.star or prefix.star, passed.kwstar or prefix.kwstar)
 
 
 def confidence(item: Rejection, sites: int, accepted: int) -> str:
+    """How likely a rejection is a fault; what stands behind a base or decorator out of sight is never certain."""
+    level = _confidence(item, sites, accepted)
+    certain = _in_sight(item) and not item.call.perhaps  # a keyword under a condition may be meant for some only
+    return "medium" if level == "high" and not certain else level
+
+
+def _in_sight(item: Rejection) -> bool:
+    return item.verdict.candidate.sure and item.verdict.target.sure
+
+
+def _confidence(item: Rejection, sites: int, accepted: int) -> str:
     """How likely a rejection is a fault and not a second protocol under one name.
 
     Drift leaves a definition that resembles its siblings and rejects few calls; a protocol of its own has other
@@ -711,12 +782,18 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
     if not item.accepting:
         if item.untyped:
             return "medium" if sites < 3 and item.rejecting > 1 and _mostly_known(item) else "low"
+        if not _in_sight(item):
+            return "low"
         return "high" if item.complete else "medium"
     if item.divided:
         return "high" if item.complete else "medium"
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.rejecting
+    # The alternatives of one import, of which one lags by exactly what is passed: each of its callers meets it.
+    alternatives = behind and target.owner is None and all(o.target.owner is None for o in item.accepting)
+    if alternatives:
+        return "high" if item.complete else "medium"
     if sites > 4 and not item.replaces and not (behind and outnumbered and (item.hardware or accepted >= sites)):
         return "low"
     few = accepted < (1 if behind else sites) and not item.replaces
@@ -726,12 +803,14 @@ def confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "medium"
     if behind:
         return "high" if item.complete else "medium"
+    # An override answers to its base, whatever else it is called with.
+    another = "medium" if item.overrides and 2 * item.rejecting <= len(item.accepting) + 1 else "low"
     if item.verdict.mismatch.excess > 2:
-        return "low"
+        return another
     declared = [other for other in item.accepting if other.candidate.declared]
     likeness = max(similarity(target, other.target) for other in declared or item.accepting)
     if likeness < (0.6 if _renamed(item) else 0.5) or (item.rejecting > 3 and item.rejecting > len(item.accepting)):
-        return "low"
+        return another
     return "high" if item.complete and likeness >= 0.6 else "medium"
 
 
@@ -858,11 +937,16 @@ def _asks_signature(expr: Expr | None) -> bool:
     return expr[0] in "ai" and _asks_signature(expr[1])
 
 
+_ASKS_NOTHING = frozenset({"isinstance", "issubclass", "len", "bool", "id", "callable", "hasattr"})
+
+
 def _reads_attribute(test: Expr, receiver: Expr) -> bool:
     """``receiver.kind == ...`` and ``receiver.can_x()``, but not ``receiver is not None`` or ``isinstance``."""
     if test[0] == "a" and test[1] == receiver:
         return True
     if test[0] == "c" and test[3]:
+        if (test[1][0] != "n" or test[1][1] not in _ASKS_NOTHING) and receiver in test[2]:
+            return True  # a question about the receiver: shards(allocator) > 1
         return any(_reads_attribute(arg, receiver) for arg in test[2] if arg is not None and arg[0] != "n")
     return any(_reads_attribute(part, receiver) for part in _parts(test))
 

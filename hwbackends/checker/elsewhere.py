@@ -7,11 +7,10 @@ from collections.abc import Iterable
 
 from . import platforms
 from .dispatch import Candidate
+from .flags import Conditions, told
 from .infer import Context, Inference
 from .model import Expr
 from .program import Program, Ref
-
-Conditions = Iterable[tuple[Expr | None, bool]]
 
 
 class Elsewhere:
@@ -27,12 +26,12 @@ class Elsewhere:
         """Whether a file imports a function only where the opposite of these conditions holds."""
         if candidate.owner is not None or candidate.ref[0] == file:
             return False
-        told = _told(conditions)
+        decided = told(conditions)
         found = excluded = 0
-        for guard in self._imports(candidate, file) if told else ():
+        for guard in self._imports(candidate, file) if decided else ():
             found += 1
             excluded += any(
-                told.get(test, holds) != holds for test, holds in _told(self.inference.chain(file, guard)).items()
+                decided.get(test, holds) != holds for test, holds in told(self.inference.chain(file, guard)).items()
             )
         return found > 0 and found == excluded
 
@@ -83,18 +82,3 @@ class Elsewhere:
                 if raw[3][0] == "a":
                     found[raw[3][2]].append((index, raw[1], raw[2], raw[3][1] == ("n", "self")))
         return found
-
-
-def _told(conditions: Conditions) -> dict[Expr, bool]:
-    """Each single test that these conditions decide: ``not (a or b)`` says that neither holds."""
-    found: dict[Expr, bool] = {}
-    stack = [(test, holds) for test, holds in conditions if test is not None]
-    while stack:
-        test, holds = stack.pop()
-        if test[0] == "!" and test[1] is not None:
-            stack.append((test[1], not holds))
-        elif (test[0] == "&" and holds) or (test[0] == "V" and not holds):
-            stack += [(part, holds) for part in test[1] if part is not None]
-        else:
-            found.setdefault(test, holds)
-    return found

@@ -11,6 +11,11 @@ from . import keywords
 from .model import Assignment, Expr, FileFacts, Guard, Scope, Signature
 
 _IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
+_GENERATED = re.compile(rb"(?i)\bgenerated\b[^.]{0,80}?\bfrom\b[\s#*'\"`:<]*([\w./\\-]+\.py)\b")
+_HEAD = 4096
+_TYPE_ERRORS = frozenset({"TypeError", "Exception", "BaseException"})
+# What a test wraps around a call that is meant to fail.
+_EXPECTS = frozenset({"raises", "assertRaises", "assertRaisesRegex", "suppress", "assert_raises"})
 _OVERLOADS = frozenset({"overload"})
 _MAX_DEPTH = 12
 _CONSTANTS = (bool, int, float, type(None))
@@ -107,6 +112,7 @@ class Extractor:
         self.klass: list[int] = []
         self.self_name: list[str | None] = [None]
         self.handed_on: list[list[tuple[int, ast.Call, str]]] = [[]]  # calls with **name: number, node, name
+        self.added_under: dict[int, int] = {}  # the guards of lines that may add a key to a dict
         self.made: list[set[str]] = [set()]  # names for what a __new__ makes of its own class
         self._stmt = self._statement_handlers()
         self._walk = self._expression_handlers()
@@ -233,7 +239,38 @@ class Extractor:
             if passed is not None:
                 call = self.calls[number]
                 given = tuple(dict.fromkeys(call[5] + passed.keys))
-                self.calls[number] = (*call[:5], given, call[6], None if passed.complete else "", call[8])
+                self.calls[number] = (*call[:5], given, call[6], None if passed.complete else "", *call[8:])
+                self._spell_out_conditions(self.calls[number], passed.perhaps)
+
+    def _spell_out_conditions(self, call: tuple[Any, ...], perhaps: tuple[tuple[str, int], ...]) -> None:
+        """``if flag: kw["b"] = 2``, then ``f(**kw)``: under the flag, the call passes ``b`` too."""
+        under: dict[int, list[str]] = {}
+        for key, line in perhaps:
+            if key not in call[5]:
+                under.setdefault(self.added_under.get(line, -1), []).append(key)
+        for guard, keys in under.items():
+            both = self._both(call[2], guard)
+            if both is not None:
+                more = tuple(dict.fromkeys((*call[5], *keys)))
+                self.calls.append((*call[:2], both, *call[3:5], more, call[6], "", call[8], tuple(keys)))
+
+    def _both(self, guard: int, other: int) -> int | None:
+        """A guard that holds where two others do; None where they exclude each other."""
+        chain: list[Guard] = []
+        while other >= 0:
+            chain.append(self.guards[other])
+            other = self.guards[other][2]
+        known, above = {}, guard
+        while above >= 0:
+            test, holds, above = self.guards[above]
+            known[test] = holds
+        for test, holds, _ in reversed(chain):
+            if test is not None and known.get(test, holds) != holds:
+                return None
+            if test is None or test not in known:
+                self.guards.append((test, holds, guard))
+                guard = len(self.guards) - 1
+        return guard
 
     def _close_function(self, index: int) -> None:
         scope = self.scopes[index]
@@ -401,12 +438,16 @@ class Extractor:
         self._body(node.orelse)
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
+        saved = self.guard
+        expected = any(_expects_type_error(item.context_expr) for item in node.items)
         for item in node.items:
             self.walk(item.context_expr)
             if item.optional_vars is not None:
                 manager = self.expr(item.context_expr)
                 entered = ("w", manager, isinstance(node, ast.AsyncWith)) if manager is not None else None
                 self._target(item.optional_vars, entered, node.lineno)
+        if expected:
+            self._opaque("try-type", node.lineno, True)
         # A with block runs its body once: what it binds and asserts holds behind it too.
         for statement in node.body:
             handler = self._stmt.get(type(statement))
@@ -414,6 +455,8 @@ class Extractor:
                 self._generic(statement)
             else:
                 handler(statement)
+        if expected:
+            self.guard = saved
 
     def _try(self, node: ast.Try) -> None:
         saved = self.guard
@@ -454,6 +497,7 @@ class Extractor:
             self.scopes[self.function].returns.append((self.guard, ("d", (item,))))
 
     def _expr_statement(self, node: ast.Expr) -> None:
+        self.added_under[node.lineno] = self.guard
         self.walk(node.value)
 
     def _import(self, node: ast.Import) -> None:
@@ -559,6 +603,7 @@ class Extractor:
             # kwargs["x"] = ... only adds; the forwarded call then passes more than it was given.
             self.edits[-1].add(target.value.id)
             self.reads[-1].add(target.value.id)
+            self.added_under[target.lineno] = self.guard
             if value is not None:
                 self._bind(target.value.id, target.lineno, ("d", (value,)))
         else:
@@ -679,7 +724,7 @@ class Extractor:
             if described is not None:
                 self.calls.append(
                     (node.lineno, self.scope, self.guard, described, npos, tuple(names), star, kwstar,
-                     tuple(argnames))
+                     tuple(argnames), ())
                 )  # fmt: skip
                 if kwstar:
                     self.handed_on[-1].append((len(self.calls) - 1, node, kwstar))
@@ -761,6 +806,8 @@ class Extractor:
             return None
         args = tuple(self.expr(a.value if isinstance(a, ast.Starred) else a, depth + 2) for a in node.args[:3])
         keywords = tuple(k.arg or "**" for k in node.keywords)
+        if any(isinstance(a, ast.Starred) for a in node.args):
+            keywords += ("*",)
         return ("c", func, args, len(node.args), keywords)
 
     def condition(self, node: ast.expr, depth: int = 0) -> Expr | None:
@@ -948,6 +995,15 @@ def _caught(handler: ast.ExceptHandler) -> list[str]:
     return [_callee_name(kind) for kind in kinds if kind is not None]
 
 
+def _expects_type_error(manager: ast.expr) -> bool:
+    """``pytest.raises(TypeError)`` and its kin: the call inside is wrong on purpose."""
+    if not isinstance(manager, ast.Call) or _callee_name(manager.func) not in _EXPECTS:
+        return False
+    named = [*manager.args[:1], *(k.value for k in manager.keywords if k.arg == "expected_exception")]
+    kinds = {_callee_name(kind) for arg in named for kind in (arg.elts if isinstance(arg, ast.Tuple) else [arg])}
+    return bool(kinds & ({"TypeError"} if _callee_name(manager.func) == "suppress" else _TYPE_ERRORS))
+
+
 def _argument_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Name):
         return node.id
@@ -977,4 +1033,12 @@ def extract(tree: ast.Module, source: bytes, external: Callable[[str], bool]) ->
     """
     extractor = Extractor(external)
     extractor.module(tree)
-    return FileFacts(extractor.scopes, extractor.calls, extractor.guards, extractor.patches, _ignores(source))
+    return FileFacts(
+        extractor.scopes, extractor.calls, extractor.guards, extractor.patches, _ignores(source), _template(source)
+    )  # fmt: skip
+
+
+def _template(source: bytes) -> str:
+    """What the head of a generated file names as the Python file that it was generated from."""
+    match = _GENERATED.search(source[:_HEAD])
+    return match.group(1).decode("ascii").replace("\\", "/") if match else ""

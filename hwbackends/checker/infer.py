@@ -117,6 +117,7 @@ class Inference:
         external: dict[Ref, frozenset[str]] = {}
         for ref in program.classes:
             bases[ref], external[ref] = [], frozenset({"?"})
+            program.base_order[ref] = ("?",)
             with failures.contained(program.files[ref[0]].path, program.scope(ref).line, "reading a class"):
                 bases[ref], external[ref] = self._bases_of(ref)
         program.link(bases, external)
@@ -142,6 +143,7 @@ class Inference:
         scope = self.program.scope(ref)
         found: list[Ref] = []
         outside: set[str] = set()
+        order: list[Ref | str] = []
         context = Context(ref[0], scope.parent, scope.line, scope.guard, None)
         for expr in scope.bases:
             if expr is not None and expr[0] == "i":
@@ -149,8 +151,11 @@ class Inference:
             values = self.evaluate(expr, context) if expr is not None else ANY
             refs = [value[1] for value in values if value[0] == "C" and value[1] != ref]
             found += [item for item in sorted(refs) if item not in found]
+            order += sorted(refs)
             if not refs:
                 outside.add(last_name(expr))
+                order.append(last_name(expr))
+        self.program.base_order[ref] = tuple(order)
         for keyword in scope.class_keywords:
             if keyword.startswith(("metaclass", "**")):
                 outside.add(keyword)
@@ -170,7 +175,7 @@ class Inference:
         local = self.program.scope(place).bindings.get(root[1])
         if not (bindings or local):
             return
-        targets = [target for target in self.evaluate(owner, self.context(place, guard=guard)) if target[0] in "CM"]
+        targets = [target for target in self.evaluate(owner, self.context(place, guard=guard)) if target[0] in "CMI"]
         if not targets:
             return
         context, plain = self.context(place, line, guard), unwrapped(value)[0]
@@ -183,12 +188,34 @@ class Inference:
         patch = Patch(place, value, line, functions, guard >= 0)
         seen = bool(assigned) and all(v[0] in "FBP" for v in assigned)
         for target in targets:
+            if target[0] == "I":
+                self._put_on_an_instance(target[1], attribute, patch, plain)
+                continue
             if target[0] == "M":
                 self.program.module_patches[(target[1], attribute)].append(patch)
                 continue
             written = self.program.scope(target[1])
             behind = place == (target[1][0], written.parent) and guard == written.guard
             self.program.class_patches[(target[1], attribute)].append(patch._replace(replaces=seen and behind))
+            for function in functions:
+                self.program.patched_into[function].add(target[1])
+
+    def _put_on_an_instance(self, owner: Ref, name: str, patch: Patch, value: Expr | None) -> None:
+        """``obj.run = f``: calls of the method can meet ``f``, without a receiver unless ``MethodType`` gives one."""
+        written = (self.program.written_members(item, name) for item in self.program.mro(owner))
+        methods = next((members for members in written if members), [])
+        if value is None or not methods or any(m.binding[2] is None or m.binding[2][0] != "F" for m in methods):
+            return
+        bound, value = _bound_by_hand(value)
+        functions = frozenset(v[1] for v in self.evaluate(value, self.context(patch.place, patch.line)) if v[0] in "FB")
+        if not functions:
+            return
+        changed_value = value if bound else ("c", ("n", "staticmethod"), (value,), 1, ())
+        changed = patch._replace(value=changed_value, functions=functions, conditional=True)
+        self.program.class_patches[(owner, name)].append(changed)
+        if bound:
+            for function in functions:
+                self.program.patched_into[function].add(owner)
 
     # -- contexts -----------------------------------------------------------------------------------------------
 
@@ -253,7 +280,10 @@ class Inference:
         if bindings[0][2] != ("p", None):
             return NOTHING
         around = self.program.files[context.file].facts.scopes[scope.parent]
-        kind = method_kind(scope) if around.kind == "c" else "static"
+        if around.kind != "c":
+            owners = self.program.patched_into.get((context.file, number), ())
+            return frozenset(("I", owner, False) for owner in owners)
+        kind = method_kind(scope)
         if kind == "static" and scope.name != "__new__":
             return NOTHING
         owner = context.owner
@@ -273,6 +303,8 @@ class Inference:
         """Bindings that a use can see: back to the last one that surely ran, without those of an excluded branch."""
         if len(bindings) == 1:
             return bindings
+        if file in self.program.dead:
+            bindings = [b for b in bindings if b[1] not in self.program.dead[file]] or bindings
         usable = [b for b in bindings if not self.excluded(file, b[1], guard)] or bindings
         if not line:
             return final(sorted(usable, key=lambda b: b[0]))
@@ -572,7 +604,10 @@ class Inference:
         if kind == "X":
             return frozenset({("X", f"{value[1]}.{name}")})
         if kind == "super":
-            return self._members_as_values(self.program.members(value[2], name, after=value[1]), ("I", value[2], True))
+            members = self.program.members(value[2], name, after=value[1])
+            if any(self.program.hidden(value[2], member.owner, name, value[1]) for member in members):
+                return ANY
+            return self._members_as_values(members, ("I", value[2], True))
         if kind not in "IC":
             return ANY
         if kind == "C" and context is not None and self._not_yet_replaced(value[1], name, context):
@@ -671,6 +706,11 @@ class Inference:
         values = self.evaluate(value, context)
         if descriptor == "staticmethod":
             return values
+        if value is not None and value[0] == "c" and last_name(value[1]) == "partialmethod" and receiver[0] == "I":
+            return frozenset(
+                ("P", ("B", v[1][1], receiver[1], receiver[2]), *v[2:]) if v[0] == "P" and v[1][0] == "F" else v
+                for v in values
+            )
         if descriptor == "classmethod":
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
         if value is not None and value[0] in "na" and receiver[0] == "I":
@@ -696,8 +736,18 @@ class Inference:
         found: set[Value] = set()
         for value in self.evaluate(func, context):
             found |= self.result(value, expr, context)
+            if value[0] == "F" and func[0] == "a" and found and all(v[0] == "C" for v in found):
+                found |= self._other_classes_below(value[1], func[1], frozenset(found), context)
             if len(found) > _LIMIT:
                 return ANY
+        return frozenset(found)
+
+    def _other_classes_below(self, getter: Ref, receiver: Expr, declared: Values, context: Context) -> Values:
+        """What a static getter of a class returns in the classes below the one that its receiver is declared as."""
+        found: set[Value] = set()
+        for value in self.evaluate(receiver, context):
+            if value[0] in "IC" and not value[2]:
+                found |= self._other_classes(getter, value[1], declared)
         return frozenset(found)
 
     def _special_call(self, func: Expr, expr: Expr, context: Context) -> Values | None:
@@ -713,7 +763,7 @@ class Inference:
             return self.annotated(args[0], context)
         if name in ("partial", "partialmethod") and args and args[0] is not None:
             inner = self.evaluate(args[0], context)
-            return frozenset(("P", v, expr[3] - 1, expr[4]) if v[0] in "FBC" else UNKNOWN for v in inner)
+            return frozenset(("P", v, expr[3] - 1, expr[4]) if v[0] in "FBCP" else UNKNOWN for v in inner)
         if name == "type" and func[0] == "n" and len(args) == 1:
             return frozenset(("C", v[1], v[2]) if v[0] == "I" else UNKNOWN for v in self.evaluate(args[0], context))
         if name == "next" and func[0] == "n" and args:
@@ -849,10 +899,21 @@ class Inference:
             held = self._returned(ref, None, ANY) if owner is None else self._returned_by(ref, owner)
             if held and all(v[0] == "I" and v[2] for v in held):
                 result = held
+        if owner is not None and result and all(v[0] == "C" for v in result):
+            result |= self._other_classes(ref, owner, result)
         if any(last_name(decorator) in _MANAGERS for decorator in scope.decorators):
             result = frozenset({("W", elements(result))})
         self._return_memo[key] = result
         return result
+
+    def _other_classes(self, ref: Ref, owner: Ref, declared: Values) -> Values:
+        """The classes that overrides of a getter return, where they share no base with what the base declares."""
+        below = {item for value in declared for item in self.program.descendants(value[1])}
+        found: set[Value] = set()
+        for item in self._overrides(ref, owner):
+            if item != ref:
+                found |= {v for v in self.returns(item, None) if v[0] == "C" and v[1] not in below}
+        return frozenset(found) if len(found) < _LIMIT else NOTHING
 
     def _returned(self, ref: Ref, owner: Ref | None, declared: Values) -> Values:
         found: set[Value] = set()
@@ -888,6 +949,15 @@ class Inference:
                 if binding[2] is not None and binding[2][0] == "F" and (item[0], binding[2][1]) != ref:
                     found.append((item[0], binding[2][1]))
         return found
+
+
+def _bound_by_hand(value: Expr) -> tuple[bool, Expr]:
+    """``f`` of ``MethodType(f, obj)`` and ``f.__get__(obj)``, which hand a receiver over; else the value itself."""
+    if value[0] == "c" and value[2] and value[2][0] is not None and last_name(value[1]) == "MethodType":
+        return True, value[2][0]
+    if value[0] == "c" and value[1][0] == "a" and value[1][2] == "__get__":
+        return True, value[1][1]
+    return False, value
 
 
 def unwrapped(expr: Expr | None) -> tuple[Expr | None, str]:
@@ -938,9 +1008,7 @@ def last_name(expr: Expr | None) -> str:
     return last_name(expr[1]) if expr[0] in "ci" else ""
 
 
-_PROPERTIES = frozenset(
-    ["property", "cached_property", "cache_property", "functools_cached_property", "abstractproperty"]
-)
+_PROPERTIES = frozenset({"cache_readonly", "reify", "lazy_attribute", "memoized_attribute"})
 
 
 def method_kind(scope: Scope) -> str:
@@ -951,7 +1019,7 @@ def method_kind(scope: Scope) -> str:
             return "static"
         if name in ("classmethod", "abstractclassmethod") or scope.name in ("__init_subclass__", "__class_getitem__"):
             return "class"
-        if name in _PROPERTIES or name in ("setter", "deleter", "getter"):
+        if name in _PROPERTIES or name.lower().endswith("property") or name in ("setter", "deleter", "getter"):
             return "property"
     if scope.name == "__new__":
         return "static"

@@ -14,6 +14,7 @@ class Passed(NamedTuple):
 
     keys: tuple[str, ...]
     complete: bool
+    perhaps: tuple[tuple[str, int], ...] = ()  # keys that are added under a condition, and the lines that add them
 
 
 def written(node: ast.expr) -> tuple[str, ...] | None:
@@ -40,11 +41,15 @@ def handed_on(body: _Block, nodes: list[ast.AST], name: str, call: ast.Call) -> 
     additions = [node for node in nodes if isinstance(node, ast.stmt) and _added(node, name)]
     keys = list(written(_value(block[start])) or ())
     complete = True
+    perhaps: list[tuple[str, int]] = []
     for statement in block[start + 1 :]:
-        inside = any(_holds(statement, addition) for addition in additions)
-        if _holds(statement, call):
-            return Passed(tuple(dict.fromkeys(keys)), complete and not inside)
+        inside = [addition for addition in additions if _holds(statement, addition)]
         added = _added(statement, name)
+        if not added:
+            before = (addition for addition in inside if addition.lineno < call.lineno)
+            perhaps += ((key, addition.lineno) for addition in before for key in _added(addition, name))
+        if _holds(statement, call):
+            return Passed(tuple(dict.fromkeys(keys)), complete and not inside, tuple(perhaps))
         keys += added
         complete = complete and (bool(added) or not inside)
     return None

@@ -72,6 +72,7 @@ class Call(NamedTuple):
     star: str | None
     kwstar: str | None
     argnames: tuple[str | None, ...]
+    perhaps: tuple[str, ...] = ()  # those keywords that are passed only under the conditions of ``guard``
 
 
 class Scope(NamedTuple):
@@ -111,6 +112,7 @@ class FileFacts(NamedTuple):
     guards: list[Guard]
     patches: list[Assignment]  # X.attr = value
     ignores: dict[int, tuple[str, ...]]  # line -> rule ids named by an inline comment
+    generated_from: str = ""  # the source file that the head of this one names as its template
 
 
 class Problem(NamedTuple):
@@ -128,14 +130,14 @@ def dump(facts: FileFacts) -> bytes:
         (*tuple(scope)[:12], tuple(scope.signature) if scope.signature else None, *tuple(scope)[13:])
         for scope in facts.scopes
     ]
-    return marshal.dumps((scopes, facts.calls, facts.guards, facts.patches, facts.ignores))
+    return marshal.dumps((scopes, facts.calls, facts.guards, facts.patches, facts.ignores, facts.generated_from))
 
 
 def load(data: bytes) -> FileFacts:
     """The inverse of :func:`dump`."""
-    raw_scopes, calls, guards, patches, ignores = marshal.loads(data)
+    raw_scopes, calls, guards, patches, ignores, template = marshal.loads(data)
     scopes = []
     for raw in raw_scopes:
         scope = Scope._make(raw)
         scopes.append(scope._replace(signature=Signature._make(raw[12])) if raw[12] else scope)
-    return FileFacts(scopes, calls, guards, patches, ignores)
+    return FileFacts(scopes, calls, guards, patches, ignores, template)

@@ -18,6 +18,7 @@ Values = frozenset[Value]
 _PLAIN_BASES = frozenset(
     {"metaclass=ABCMeta", "object", "ABC", "Protocol", "Generic", "Module", "Enum", "Exception", "NamedTuple"}
 )
+_BARE_BASES = frozenset({"metaclass=ABCMeta", "object", "ABC", "Protocol", "Generic"})
 _TEST_PARTS = frozenset({"test", "tests", "testing", "benchmark", "benchmarks"})
 
 
@@ -59,10 +60,15 @@ class Program:
         self.files: list[SourceFile] = []
         self._modules: dict[str, list[int]] = defaultdict(list)
         self._resolved: dict[tuple[str, int], int | None] = {}
-        for path, facts in files:
-            self._add(path, facts)
+        given = list(files)
+        templates = _templates(given)
         # Files behind these are read for their definitions only.
-        self.checked = len(self.files) if checked is None else checked
+        self.checked = 0
+        for number, (path, facts) in enumerate(given):
+            if number not in templates:
+                self._add(path, facts)
+                self.checked += checked is None or number < checked
+        self.dead: dict[int, frozenset[int]] = {}  # by file: guards that no run of these trees can meet
         self.classes: list[Ref] = []
         self.functions_named: dict[str, list[Ref]] = defaultdict(list)
         self.methods_named: dict[str, list[Ref]] = defaultdict(list)
@@ -75,6 +81,9 @@ class Program:
                     (self.methods_named if kind == "c" else self.functions_named)[scope.name].append((index, number))
         self.bases: dict[Ref, list[Ref]] = {}
         self.external: dict[Ref, frozenset[str]] = {}
+        self.base_order: dict[Ref, tuple[Ref | str, ...]] = {}  # as written; what is not in the trees by its name
+        self.patched_into: dict[Ref, set[Ref]] = defaultdict(set)  # functions that become methods of classes
+        self._hidden: dict[tuple[Ref, Ref, Ref | None, bool], bool] = {}
         self.children: dict[Ref, list[Ref]] = defaultdict(list)
         self._mro: dict[Ref, tuple[Ref, ...]] = {}
         self._descendants: dict[Ref, tuple[Ref, ...]] = {}
@@ -139,6 +148,11 @@ class Program:
                 return index
         return None
 
+    def is_root(self, folder: tuple[str, ...]) -> bool:
+        """Whether a folder is a package that lies in no other."""
+        parents = self._modules.get(folder[-2], ()) if len(folder) > 1 else ()
+        return not any(self.files[index].is_package and self.files[index].parts == folder[:-1] for index in parents)
+
     def submodule(self, file: int, name: str) -> int | None:
         wanted = (*self.files[file].parts, name)
         for index in self._modules.get(name, ()):
@@ -184,6 +198,30 @@ class Program:
         """Whether a base outside the trees could provide any member."""
         return any(self.external.get(item, frozenset()) - _PLAIN_BASES for item in self.mro(ref))
 
+    def hidden(self, owner: Ref, provider: Ref, name: str, after: Ref | None = None) -> bool:
+        """Whether a base outside the trees stands before ``provider`` and may have the member instead of it."""
+        constructor = name in ("__init__", "__new__")
+        key = (owner, provider, after, constructor)
+        if key not in self._hidden:
+            self._hidden[key] = self._is_hidden(owner, provider, after, _BARE_BASES if constructor else _PLAIN_BASES)
+        return self._hidden[key]
+
+    def _is_hidden(self, owner: Ref, provider: Ref, after: Ref | None, plain: frozenset[str]) -> bool:
+        order = self.mro(owner)
+        start = order.index(after) if after in order else 0
+        shared = {name for item in self.mro(provider) for name in self.external.get(item, ())}
+        for item in order[start:]:
+            if item == provider:
+                return False
+            seen = False
+            for base in self.base_order.get(item, ()):
+                if isinstance(base, str):
+                    if not seen and base not in plain and base not in shared:
+                        return True
+                elif provider in self.mro(base):
+                    seen = True  # what stands behind it is asked later
+        return False
+
     def unknown_base_or_module(self, ref: Ref) -> bool:
         """Whether instances may be called through ``forward``: a torch module, or a base that cannot be seen."""
         return any(self.external.get(item, frozenset()) - {"object", "ABC", "Generic"} for item in self.mro(ref))
@@ -203,6 +241,8 @@ class Program:
     def written_members(self, ref: Ref, name: str) -> list[Member]:
         """The bindings of ``name`` that the class body leaves behind."""
         bindings = self.scope(ref).bindings.get(name)
+        if bindings and ref[0] in self.dead:
+            bindings = [binding for binding in bindings if binding[1] not in self.dead[ref[0]]]
         return [Member(ref, binding) for binding in final(bindings)] if bindings else []
 
     def is_replaced(self, ref: Ref) -> bool:
@@ -221,6 +261,23 @@ class Program:
             if found:
                 return found
         return []
+
+
+def _templates(files: list[tuple[str, FileFacts]]) -> set[int]:
+    """The files that generated ones name as their source: nothing runs them, and what they leave out is filled in."""
+    named = [(path, facts.generated_from) for path, facts in files if facts.generated_from]
+    if not named:
+        return set()
+    wanted: set[tuple[str, ...]] = set()
+    for path, source in named:
+        tail = tuple(part for part in source.split("/") if part not in ("", ".", ".."))
+        wanted |= {tuple(path.split(os.sep)[:-1][-2:]) + tail[-1:]} | ({tail[-3:]} if len(tail) > 1 else set())
+    found = set()
+    for number, (path, facts) in enumerate(files):
+        parts = tuple(path.split(os.sep))
+        if not facts.generated_from and not wanted.isdisjoint((parts[-3:], parts[-2:])):
+            found.add(number)
+    return found
 
 
 def final(bindings: Iterable[Binding]) -> list[Binding]:

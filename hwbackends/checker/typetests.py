@@ -39,7 +39,10 @@ class TypeTests:
 
     def narrowed(self, expr: Expr, values: Values, context: Context) -> Values:
         """The values of an expression that the conditions around it leave over."""
-        if context.guard < 0 or not self._all(context):
+        if context.guard < 0:
+            return values
+        values = self._identified(expr, values, context)
+        if not self._all(context):
             return values
         for test, holds in self._about(expr, context):
             asserted = self._asserted(test, holds, expr, context)
@@ -47,6 +50,20 @@ class TypeTests:
                 values = self._met(values, asserted)
                 continue
             values = frozenset(v for v in values if v[0] not in "IC" or self._can_be(v, test, holds, expr, context))
+        return values
+
+    def _identified(self, expr: Expr, values: Values, context: Context) -> Values:
+        """Modules, functions and classes that ``if x is a.b`` leaves over."""
+        if len(values) < 2 or expr[0] not in "na":
+            return values
+        for test, holds in self.inference.chain(context.file, context.guard):
+            if test is None or test[0] != "=" or test[2] != expr or test[1] not in ("Is", "Eq", "IsNot", "NotEq"):
+                continue
+            named = self.inference.evaluate(test[3], context._replace(guard=-1))
+            if len(named) == 1 and next(iter(named))[0] in "MFC":
+                same = holds == (test[1] in ("Is", "Eq"))
+                left = frozenset(v for v in values if (v in named or v[0] == "U") == same or v[0] == "U")
+                values = (left & named if same else left) or left or values
         return values
 
     def allows(self, expr: Expr, context: Context) -> Allows | None:
@@ -226,3 +243,16 @@ def _asks_for_subclass(test: Expr | None) -> bool:
     if test[0] in "V&":
         return any(_asks_for_subclass(part) for part in test[1])
     return _asks_for_subclass(test[1]) if test[0] == "!" else test[:2] == ("c", ("n", "issubclass"))
+
+
+def asks_for_kind(test: Expr | None) -> bool:
+    """Whether a condition is about the class, or the attributes, of something."""
+    if test is None:
+        return False
+    if test[0] == "!":
+        return asks_for_kind(test[1])
+    if test[0] in "V&":
+        return any(asks_for_kind(part) for part in test[1])
+    if test[0] == "c" and test[1][0] == "n" and test[1][1] in ("hasattr", "callable"):
+        return True
+    return _subject(test) is not None

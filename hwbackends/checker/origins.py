@@ -1,0 +1,225 @@
+"""Where a receiver came from: every assignment that gave it a value, under which conditions, and by which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from . import flags
+from .dispatch import Candidate, Dispatcher
+from .flags import Conditions
+from .infer import Context, last_name
+from .model import Call, Expr
+from .program import Ref, Value
+
+_DEPTH = 4
+_EACH = 12  # alternatives of one name
+# A comparison with one of these picks a family member by its name.
+_STRING_METHODS = frozenset({"startswith", "endswith", "lower", "upper", "strip"})
+
+
+class Origin(NamedTuple):
+    """One value that a receiver can have: what is written, where, and what must hold for it."""
+
+    expr: Expr | None
+    context: Context
+    conditions: tuple[tuple[Expr | None, bool], ...]
+
+
+class Origins:
+    """Reads the assignments behind a call's receiver."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.inference = dispatcher.inference
+        self.program = dispatcher.program
+
+    # -- conditions of construction against those of use --------------------------------------------------------
+
+    def under_other_flags(self, candidate: Candidate, call: Call, context: Context, conditions: Conditions) -> bool:
+        """``self.impl = A() if flag else B()`` and ``if flag: self.impl.run()`` never meet ``B.run``."""
+        conditions = tuple(conditions)
+        if not conditions:
+            return False
+        receivers = [call.func[1]] if call.func[0] == "a" else []
+        for receiver in [*receivers, call.func]:
+            found = excluded = 0
+            for origin in self.of(receiver, context):
+                if self._gives(origin, candidate, receiver is call.func):
+                    found += 1
+                    excluded += flags.contradict(origin.conditions, conditions)
+            if 0 < found == excluded:
+                return True
+        return False
+
+    def _gives(self, origin: Origin, candidate: Candidate, called: bool) -> bool:
+        values = self.inference.evaluate(origin.expr, origin.context)
+        return any(self._leads_to(value, candidate, called) for value in values)
+
+    def _leads_to(self, value: Value, candidate: Candidate, called: bool) -> bool:
+        if value[0] in "IC":
+            owner = candidate.owner or candidate.ref
+            return owner == value[1] if value[2] else owner in self.program.descendants(value[1])
+        if value[0] == "P":
+            return self._leads_to(value[1], candidate, called)
+        return called and value[0] in "FB" and value[1] == candidate.ref
+
+    def of(self, expr: Expr | None, context: Context, depth: int = 0) -> Iterator[Origin]:
+        """The alternatives of an expression, each with the conditions of the assignment that it comes from."""
+        if expr is None or depth > _DEPTH:
+            return
+        if expr[0] == "|" and len(expr) == 4:
+            for side, holds in ((expr[1], True), (expr[2], False)):
+                for origin in self._or_itself(side, context, depth):
+                    yield origin._replace(conditions=((expr[3], holds), *origin.conditions))
+            return
+        for value, at, conditions in self._assignments(expr, context):
+            for origin in self._or_itself(value, at, depth):
+                yield origin._replace(conditions=conditions + origin.conditions)
+        if expr[0] == "c" and expr[1][0] == "n":  # cls = A if flag else B; cls()
+            for origin in self.of(expr[1], context, depth + 1):
+                if origin.expr is not None:
+                    yield origin._replace(expr=("c", origin.expr, *expr[2:]))
+
+    def _or_itself(self, expr: Expr | None, context: Context, depth: int) -> list[Origin]:
+        return list(self.of(expr, context, depth + 1))[:_EACH] or [Origin(expr, context, ())]
+
+    def _assignments(
+        self, expr: Expr, context: Context
+    ) -> Iterator[tuple[Expr | None, Context, tuple[tuple[Expr | None, bool], ...]]]:
+        if expr[0] == "n":
+            yield from self._of_name(expr[1], context)
+        elif expr[0] == "a" and expr[1][0] == "n" and context.owner is not None:
+            if self.dispatcher.self_function(expr[1], context) is None:
+                return
+            for owner in self.program.mro(context.owner):
+                for scope, guard, value in self.program.scope(owner).attributes.get(expr[2], ()):
+                    line = self.program.files[owner[0]].facts.scopes[scope].line + 100_000
+                    at = Context(owner[0], scope, line, guard, context.owner)
+                    yield value, at, self.inference.chain(owner[0], guard)
+
+    def _of_name(
+        self, name: str, context: Context
+    ) -> Iterator[tuple[Expr | None, Context, tuple[tuple[Expr | None, bool], ...]]]:
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0:
+            for line, guard, value in scopes[number].bindings.get(name, ()):
+                if value is not None and value[0] not in "p":
+                    yield (
+                        value,
+                        context._replace(scope=number, line=line, guard=guard),
+                        self.inference.chain(context.file, guard),
+                    )
+            if name in scopes[number].bindings:
+                return
+            number = scopes[number].parent
+
+    # -- a name that picked the receiver ------------------------------------------------------------------------
+
+    def picked_by_a_name(self, call: Call, context: Context) -> bool:
+        """Whether the receiver was looked up by a name that a condition around the call compares with a string."""
+        compared = {part for test, _ in self.inference.chain(context.file, call.guard) for part in _compared(test)}
+        if not compared or call.func[0] != "a":
+            return False
+        receiver: Expr | None = call.func[1]
+        origins = [Origin(receiver, context, ()), *self.of(receiver, context)]
+        return any(_mentioned(origin.expr, compared) for origin in origins)
+
+    # -- attributes that a subclass holds something else in -----------------------------------------------------
+
+    def rebinding(self, call: Call, context: Context) -> Iterator[Ref]:
+        """Subclasses that run the calling method with something of their own in an attribute that the call uses."""
+        if context.owner is None or len(self.program.descendants(context.owner)) < 2:
+            return
+        caller = self._method(context)
+        names = set(self._held(call.func, context, 0)) if caller is not None else set()
+        if not names or caller is None:
+            return
+        for owner in self.program.descendants(context.owner)[1:]:
+            scope = self.program.scope(owner)
+            own = any(name in scope.attributes or name in scope.bindings for name in names)
+            if own and self.dispatcher.runs(owner, caller):
+                yield owner
+
+    def _method(self, context: Context) -> Ref | None:
+        """The method that a place lies in."""
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0:
+            if scopes[number].kind == "f" and scopes[scopes[number].parent].kind == "c":
+                return (context.file, number)
+            number = scopes[number].parent
+        return None
+
+    def _held(self, expr: Expr | None, context: Context, depth: int) -> Iterator[str]:
+        """The attributes of ``self`` that the value of an expression comes from."""
+        if expr is None or depth > 2 * _DEPTH:
+            return
+        if expr[0] == "a":
+            if expr[1][0] == "n" and self.dispatcher.self_function(expr[1], context) is not None:
+                if depth:  # self.m() itself is what families are about
+                    yield str(expr[2])
+                return
+            yield from self._held(expr[1], context, depth + 1)
+        elif expr[0] in "eixw":
+            yield from self._held(expr[1], context, depth + 1)
+        elif expr[0] == "c":
+            yield from self._held(expr[1], context, depth + 1)
+            for arg in expr[2] if last_name(expr[1]) in ("enumerate", "zip", "reversed", "list", "iter") else ():
+                yield from self._held(arg, context, depth + 1)
+        elif expr[0] == "n" and not self._is_self(expr, context):
+            for _, _, value in self.program.files[context.file].facts.scopes[context.scope].bindings.get(expr[1], ()):
+                yield from self._held(value, context, depth + 1)
+
+    def _is_self(self, expr: Expr, context: Context) -> bool:
+        return self.dispatcher.self_function(expr, context) is not None
+
+
+def _compared(test: Expr | None) -> Iterator[str]:
+    """The last names of what a condition compares with strings."""
+    if test is None:
+        return
+    if test[0] == "!":
+        yield from _compared(test[1])
+    elif test[0] in "V&":
+        for part in test[1]:
+            yield from _compared(part)
+    elif test[0] == "=" and (_is_text(test[3]) or _is_text(test[2])):
+        yield from _names(test[2] if _is_text(test[3]) else test[3])
+    elif test[0] == "c" and test[1][0] == "a" and test[1][2] in ("startswith", "endswith"):
+        yield from _names(test[1][1])
+
+
+def _is_text(expr: Expr) -> bool:
+    if expr[0] == "t":
+        return bool(expr[1]) and all(item is not None and item[0] == "s" for item in expr[1])
+    return expr[0] == "s"
+
+
+def _names(expr: Expr) -> Iterator[str]:
+    while expr[0] == "c" and expr[1][0] == "a" and expr[1][2] in _STRING_METHODS:
+        expr = expr[1][1]
+    if expr[0] in "na":
+        yield last_name(expr).lstrip("_")
+
+
+def _mentioned(expr: Expr | None, names: set[str], inside: bool = False, depth: int = 0) -> bool:
+    """Whether a look-up or a call in an expression is given one of these names."""
+    if expr is None or depth > 2 * _DEPTH:
+        return False
+    if expr[0] in "na" and inside and last_name(expr).lstrip("_") in names:
+        return True
+    if expr[0] == "c":
+        given = any(_mentioned(arg, names, True, depth + 1) for arg in expr[2])
+        return given or not names.isdisjoint(expr[4]) or _mentioned(expr[1], names, inside, depth + 1)
+    if expr[0] == "i":
+        index = (
+            expr[2]
+            if len(expr) > 2 and isinstance(expr[2], tuple) and expr[2] and isinstance(expr[2][0], str)
+            else None
+        )
+        return _mentioned(index, names, True, depth + 1) or _mentioned(expr[1], names, inside, depth + 1)
+    if expr[0] in "aexw":
+        return _mentioned(expr[1], names, inside, depth + 1)
+    return expr[0] == "|" and any(_mentioned(side, names, inside, depth + 1) for side in expr[1:3])
