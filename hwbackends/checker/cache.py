@@ -139,11 +139,12 @@ class Store:
 
 
 def _finding(item: list[object]) -> Finding:
-    rule, severity, confidence, message, missing, definition, call, also = item
+    rule, severity, confidence, message, missing, definition, call, also, accepts = item
     return Finding(
         str(rule), str(severity), str(confidence), str(message), tuple(missing),  # type: ignore[arg-type]
         Place(*definition) if definition else None, Place(*call) if call else None,  # type: ignore[misc]
         tuple(Place(*place) for place in also),  # type: ignore[attr-defined]
+        Place(*accepts) if accepts else None,  # type: ignore[misc]
     )  # fmt: skip
 
 

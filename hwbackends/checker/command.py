@@ -17,6 +17,7 @@ from hwbackends.errors import ContractError
 
 from .failures import RULE as INTERNAL
 from .failures import failure
+from .findings import Finding
 from .rules import DECLARATIONS, RULES, explain
 
 FAILED, INTERRUPTED = 3, 130
@@ -46,7 +47,10 @@ _FORMATS = ("text", "json", "sarif", "github")
 @click.option("--cache-dir", metavar="DIR", help="Where the cache lies. Default: the user's cache folder.")
 @click.option("--jobs", type=click.IntRange(0), default=0, help="Processes. Default: one for each core.")
 @click.option("--config", metavar="FILE", help="A pyproject.toml. Default: the nearest one.")
-@click.option("--explain", metavar="RULE", help="Print what a rule finds, with examples, and stop.")
+@click.option("--fix", is_flag=True, help="Add keywords that an override lacks and its base has with a plain default.")
+@click.option("--diff", is_flag=True, help="With --fix: print the patch, write nothing.")
+@click.option("--progress/--no-progress", default=None, help="Draw a bar on stderr. Default: on a terminal.")
+@click.option("--explain", metavar="RULE", help="Print what a rule (or ALL) finds, with examples, and stop.")
 def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
     """Find definitions and calls whose signatures drifted apart, from source alone.
 
@@ -70,6 +74,9 @@ def check(trees: tuple[str, ...], explain: str | None, **options: Any) -> None:
 
 
 def _explain(name: str) -> None:
+    if name.upper() == "ALL":
+        click.echo("\n".join(explain(rule) for rule in RULES.values()))
+        return
     rule = RULES.get(name.upper())
     if rule is None:
         click.echo(f"hwbackends check: no rule is called {name!r}; rules are {', '.join(RULES)}", err=True)
@@ -103,12 +110,31 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
         click.echo(f"{counted(len(shown.findings), 'finding')} written to {baseline_path}", err=True)
         return 0
     shown = suppress.apply(outcome.findings, selection, outcome.ignores, baseline)
+    if options["fix"]:
+        return _fix(shown.findings, options["diff"])
     text = FORMATS[options["format_"] or config.get("format", "text")](shown, outcome)
     if text:
         click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     if any(finding.rule == INTERNAL for finding in shown.findings):
         return FAILED
     return 1 if shown.findings else 0
+
+
+def _fix(findings: list[Finding], only_diff: bool) -> int:
+    """Make, or print, the safe changes; 1 where findings are left for somebody to read."""
+    from .findings import counted
+    from .fixes import Fixes
+
+    fixes = Fixes(findings)
+    safe = sum(fixes.safe(finding) for finding in findings)
+    if only_diff:
+        click.echo(fixes.diff(), nl=False)
+    else:
+        fixes.write()
+    done = "would be changed" if only_diff else "changed"
+    left = f"{counted(len(findings) - safe, 'finding')} left to read"
+    click.echo(f"{counted(fixes.count, 'definition')} {done}; {left}", err=True)
+    return 1 if len(findings) > safe or (only_diff and safe) else 0
 
 
 def _selection(options: dict[str, Any], config: dict[str, Any]) -> Any:
@@ -141,4 +167,7 @@ def _engine_options(options: dict[str, Any], config: dict[str, Any]) -> Any:
     directory = options["cache_dir"] or config.get("cache-dir") or cache.default_directory()
     exclude = (*options["exclude"], *config.get("exclude", ()))
     package = bool(options["with_package"] or config.get("with-package", False))
-    return engine.Options(contract, exclude, None if options["no_cache"] else directory, options["jobs"], package)
+    if options["diff"] and not options["fix"]:
+        raise ValueError("--diff wants --fix")
+    directory = None if options["no_cache"] else directory
+    return engine.Options(contract, exclude, directory, options["jobs"], package, options["progress"])

@@ -16,11 +16,12 @@ from hwbackends.contract.signatures import Drift as Contradiction
 
 from .bind import Mismatch, Passed, bind
 from .dispatch import Candidate
-from .drift import Drift, Verdict, describe, missing_names
+from .drift import Drift, Verdict, missing_names
 from .findings import Finding, Place
 from .infer import last_name, method_kind, unwrapped
 from .model import Call, Expr, Scope, Signature
 from .program import Program, Ref
+from .rules import describe
 
 _MARKS = frozenset({"hookimpl", "hookspec"})
 _RULES = {

@@ -10,22 +10,28 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from . import platforms, workers
-from .absent import Absent, settled
 from .bind import Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
-from .elsewhere import Conditions, Elsewhere
+from .elsewhere import Elsewhere
 from .failures import Failures
 from .findings import Finding, Place, ordinal
+from .flags import Conditions
 from .infer import Context, Inference, last_name, method_kind
 from .model import Call, Expr, Signature
 from .modules import Modules
 from .origins import Origins
 from .program import Program, Ref
+from .progress import Progress
+from .rules import describe, rule_of
+from .rules.hwb109 import Absent, settled
 from .typetests import asks_for_kind
 from .versions import Versions, asks_version
 
 # A method name that is not everybody's: two words at least, and no dunder.
 _TELLING = re.compile(r"^_?[a-zA-Z0-9]+_[a-zA-Z0-9_]*[a-zA-Z0-9]$")
+
+
+_NAMED_MORE = 3  # of the further definitions that reject a call, in its message
 
 
 class Verdict(NamedTuple):
@@ -56,6 +62,7 @@ class Rejection(NamedTuple):
     divided: bool  # the same module, on another platform, accepts
     replaces: bool = False  # a function put in place of a method: it is meant for exactly these calls
     overrides: bool = False  # what the receiver is declared as accepts the call, and this definition overrides it
+    alternatives: bool = False  # all candidates are what one imported name can stand for
 
 
 class Drift:
@@ -78,6 +85,7 @@ class Drift:
         program.dead = self._dead_guards()
         self.absent = Absent(self.dispatcher, self.reachable)
         self.lacking: dict[tuple[Ref, str], Finding] = {}
+        self.bar: Progress | None = None
         self._index_calls()
 
     def _dead_guards(self) -> dict[int, frozenset[int]]:
@@ -110,8 +118,9 @@ class Drift:
 
     # -- one call -----------------------------------------------------------------------------------------------
 
-    def check(self, jobs: int = 1) -> list[Finding]:
+    def check(self, jobs: int = 1, bar: Progress | None = None) -> list[Finding]:
         """All calls; a rejection is weighed once all of them are known."""
+        self.bar = bar
         rejections = self.collect(range(self.program.checked)) if jobs < 2 else self._collect_in_processes(jobs)
         sites: dict[tuple[Ref, bool], set[tuple[int, int]]] = defaultdict(set)
         for item in rejections:
@@ -135,6 +144,8 @@ class Drift:
         """The rejections of the calls in some files."""
         found: list[Rejection] = []
         for index in files:
+            if self.bar is not None:
+                self.bar.step("checking calls", index, self.program.checked)
             path = self.program.files[index].path
             for raw in self.program.files[index].facts.calls:
                 try:
@@ -261,7 +272,8 @@ class Drift:
                       self.platform_of(v.candidate) is not None,
                       narrow or self.doubtful(v, accepting, reach, call, passed, context),
                       self.divided(v, verdicts), self._replaces_a_method(v.target),
-                      not self._on_self(call, context, v) and self._overrides(v.target, accepting))
+                      not self._on_self(call, context, v) and self._overrides(v.target, accepting),
+                      self._one_name(call, context))
             for v in faulty
         ]  # fmt: skip
 
@@ -345,10 +357,13 @@ class Drift:
             return True
         if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
             return True
-        if verdict.candidate.rebound:
-            return False
         if accepting and self.origins.picked_by_a_name(call, context):
             return True
+        conditions = self.inference.chain(context.file, call.guard)
+        if (accepting or call.perhaps) and self.origins.decided_together(call, context, conditions):
+            return True
+        if verdict.candidate.rebound:
+            return False
         if any(self._patched_nearby(target, v.target, context) for v in accepting):
             return True
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
@@ -440,6 +455,17 @@ class Drift:
         around = self.program.files[target.ref[0]].facts.scopes[scope.parent]
         return target.owner is not None and scope.kind == "f" and around.kind != "c"
 
+    def _one_name(self, call: Call, context: Context) -> bool:
+        """Whether a plain name is called that only imports and definitions of this file bind."""
+        if call.func[0] != "n":
+            return False
+        scopes = self.program.files[context.file].facts.scopes
+        number = context.scope
+        while number >= 0 and call.func[1] not in scopes[number].bindings:
+            number = scopes[number].parent
+        bindings = scopes[number].bindings.get(call.func[1], ()) if number >= 0 else ()
+        return bool(bindings) and all(value is not None and value[0] in "mF" for _, _, value in bindings)
+
     def _on_self(self, call: Call, context: Context, verdict: Verdict) -> bool:
         """Whether a method calls another one of its own object; what an attribute holds is another object."""
         scope = self.program.scope(verdict.target.ref)
@@ -462,7 +488,9 @@ class Drift:
     def _accepted_elsewhere(self, call: Call, passed: Passed, target: Candidate, context: Context) -> bool:
         """Whether another method of that name takes the call; one that makes it on what it holds does not count."""
         own = (context.file, context.scope) if call.func[0] == "a" and call.func[1] != ("n", "self") else None
-        for ref in self.program.methods_named.get(last_name(call.func), ()):
+        written = self.program.scope(target.ref).name
+        name = written if written in ("__call__", "forward") else last_name(call.func)
+        for ref in self.program.methods_named.get(name, ()):
             scope = self.program.scope(ref)
             if ref in (target.ref, own) or scope.signature is None or _named(scope.signature, 1) == ():
                 continue
@@ -742,10 +770,18 @@ class Drift:
         also = tuple(dict.fromkeys(self.place(other.verdict.target.ref) for other in items[1:]))
         message = describe(rule, definition, place, mismatch, missing, last_name(item.call.func))
         if also:
-            message += (
-                f" {len(also)} more reject this call: {', '.join(f'{p.name} ({p.file}:{p.line})' for p in also)}."
-            )
-        return Finding(rule, "error", confidence, message, missing, definition, place, also)
+            shown = ", ".join(f"{p.name} ({p.file}:{p.line})" for p in also[:_NAMED_MORE])
+            rest = f" and {len(also) - _NAMED_MORE} others" if len(also) > _NAMED_MORE else ""
+            message += f" {len(also)} more reject this call: {shown}{rest}."
+        accepts = self._overridden(target, item.accepting)
+        return Finding(rule, "error", confidence, message, missing, definition, place, also, accepts)
+
+    def _overridden(self, target: Candidate, accepting: tuple[Verdict, ...]) -> Place | None:
+        """The nearest definition above that takes the call."""
+        order = self.program.mro(target.owner) if target.owner is not None else ()
+        above = [v.target for v in accepting if v.target.owner in order and v.target.ref != target.ref]
+        nearest = min(above, key=lambda other: order.index(other.owner), default=None)
+        return self.place(nearest.ref) if nearest is not None else None
 
     def place(self, ref: Ref) -> Place:
         scope = self.program.scope(ref)
@@ -791,8 +827,7 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.rejecting
     # The alternatives of one import, of which one lags by exactly what is passed: each of its callers meets it.
-    alternatives = behind and target.owner is None and all(o.target.owner is None for o in item.accepting)
-    if alternatives:
+    if behind and item.alternatives:
         return "high" if item.complete else "medium"
     if sites > 4 and not item.replaces and not (behind and outnumbered and (item.hardware or accepted >= sites)):
         return "low"
@@ -804,7 +839,8 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
     if behind:
         return "high" if item.complete else "medium"
     # An override answers to its base, whatever else it is called with.
-    another = "medium" if item.overrides and 2 * item.rejecting <= len(item.accepting) + 1 else "low"
+    answers = item.overrides and 2 * item.rejecting <= len(item.accepting) + 1
+    another = "medium" if answers and item.verdict.mismatch.unknown else "low"
     if item.verdict.mismatch.excess > 2:
         return another
     declared = [other for other in item.accepting if other.candidate.declared]
@@ -861,17 +897,6 @@ def similarity(left: Candidate, right: Candidate) -> float:
     return len(a & b) / len(a | b) if a | b else 1.0
 
 
-def rule_of(mismatch: Mismatch, others_accept: bool) -> str:
-    """The definition is at fault where another one accepts the call; else the call is."""
-    if mismatch.swallowed:
-        return "HWB108"
-    if mismatch.unknown:
-        return "HWB101" if others_accept else "HWB105"
-    if mismatch.missing and not mismatch.excess:
-        return "HWB102" if others_accept else "HWB106"
-    return "HWB103"
-
-
 def missing_names(mismatch: Mismatch, target: Candidate, call: Call, accepting: list[Candidate]) -> tuple[str, ...]:
     """The names that do not fit; a surplus position is named after the parameter that another definition has there."""
     names = [*mismatch.unknown, *mismatch.missing, *mismatch.twice, *mismatch.swallowed]
@@ -891,39 +916,6 @@ def missing_names(mismatch: Mismatch, target: Candidate, call: Call, accepting: 
     return tuple(names)
 
 
-def describe(
-    rule: str, definition: Place, call: Place, mismatch: Mismatch, missing: tuple[str, ...], called: str
-) -> str:
-    """One sentence with both places, and one with the fix."""
-    parts = []
-    if mismatch.unknown:
-        parts.append(f"does not take {_listed(mismatch.unknown)}")
-    if mismatch.swallowed:
-        parts.append(f"loses {_listed(mismatch.swallowed)} in a **kwargs that nothing reads")
-    if mismatch.missing:
-        parts.append(f"requires {_listed(mismatch.missing)}, which the call omits")
-    if mismatch.excess:
-        parts.append(
-            f"takes {mismatch.capacity} positional arguments, the call passes {mismatch.capacity + mismatch.excess}"
-        )
-    if mismatch.twice:
-        parts.append(f"gets {_listed(mismatch.twice)} both by position and by keyword")
-    fix = {
-        "HWB101": f"add {_listed(missing)} to {definition.name}, or stop passing it",
-        "HWB102": f"give {_listed(missing)} a default in {definition.name}, or pass it",
-        "HWB103": f"align the parameters of {definition.name} with the call",
-        "HWB105": f"remove {_listed(missing)} from the call, or add it to {definition.name}",
-        "HWB106": f"pass {_listed(missing)} in the call",
-        "HWB108": f"name {_listed(missing)} in {definition.name}",
-    }.get(rule, "make both agree")
-    where = f"{definition.name} ({definition.file}:{definition.line})"
-    return f"{where} {' and '.join(parts)}; called as {called} at {call.file}:{call.line}. Fix: {fix}."
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
 def _asks_signature(expr: Expr | None) -> bool:
     """``inspect.signature(f).parameters``, also through ``set(...)``, ``.keys()`` or ``getfullargspec``."""
     if expr is None or expr[0] not in "acin":
@@ -937,7 +929,7 @@ def _asks_signature(expr: Expr | None) -> bool:
     return expr[0] in "ai" and _asks_signature(expr[1])
 
 
-_ASKS_NOTHING = frozenset({"isinstance", "issubclass", "len", "bool", "id", "callable", "hasattr"})
+_ASKS_NOTHING = frozenset({"isinstance", "type", "issubclass", "len", "bool", "id", "callable", "hasattr"})
 
 
 def _reads_attribute(test: Expr, receiver: Expr) -> bool:
@@ -978,15 +970,16 @@ _WORTH_FORKING = 20_000
 
 def _collect_part(number: int, jobs: int) -> _Part:
     assert _shared is not None
+    _shared.bar = None  # one process draws
     rejections = _shared.collect(range(number, _shared.program.checked, jobs))
     return rejections, _shared.accepted, _shared.lacking, _shared.failures.findings
 
 
-def check_drift(program: Program, jobs: int = 1) -> list[Finding]:
+def check_drift(program: Program, jobs: int = 1, bar: Progress | None = None) -> list[Finding]:
     """All findings of drift mode, in order of place."""
     large = sum(len(file.facts.calls) for file in program.files) > _WORTH_FORKING
     drift = Drift(program)
-    findings = drift.check(jobs if large and workers.can_fork() else 1)
+    findings = drift.check(jobs if large and workers.can_fork() else 1, bar)
     drift.close()
     found = {finding.sort_key: finding for finding in findings}
     return [found[key] for key in sorted(found, key=repr)]

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from .failures import Failures, failure
 from .findings import Finding, Place
 from .model import FileFacts, Problem
 from .program import Program
+from .progress import Progress
+from .rules import hwb201
 
 _CHUNK_BYTES = 1_500_000
 _RECURSION = 2500
@@ -35,6 +37,7 @@ class Options(NamedTuple):
     cache_dir: str | None = None
     jobs: int = 0  # 0: as many as there are usable cores
     package: bool = False  # drift mode: read what a tree imports from the package around it
+    progress: bool | None = False  # draw a bar on stderr; None: where a terminal watches
 
 
 class Outcome(NamedTuple):
@@ -75,20 +78,40 @@ def _run(roots: list[str], options: Options) -> Outcome:
     known = store.result(key(beside))
     if known is not None:
         return Outcome(known[0], known[1], len(paths), 0, True)
-    gathered = _gathered(_Reader(store, _tops(paths), options.jobs, problems), sources, around)
+    bar = Progress(options.progress)
+    try:
+        return _checked(paths, problems, sources, store, around, options, roots, (alone, key), bar)
+    finally:
+        bar.clear()
+
+
+def _checked(
+    paths: list[str],
+    problems: list[Problem],
+    sources: list[tuple[str, bytes]],
+    store: cache.Store,
+    around: list[surroundings.Package],
+    options: Options,
+    roots: list[str],
+    keys: tuple[str, Callable[[list[tuple[str, bytes]]], str]],
+    bar: Progress,
+) -> Outcome:
+    """What no earlier run has found out."""
+    alone, key = keys
+    gathered = _gathered(_Reader(store, _tops(paths), options.jobs, problems, bar), sources, around)
     facts, outside, beside = gathered.facts, gathered.outside, gathered.beside
     store.keep_paths(alone, gathered.asked)
     findings = [_unreadable(problem) for problem in problems]
     program = Program(facts + outside, checked=len(facts))
-    findings += _judged(program, options, roots)
+    findings += _judged(program, options, roots, bar)
     ignores = {path: found.ignores for path, found in facts if found.ignores}
     store.keep_result(key(beside), findings, ignores)
     return Outcome(findings, ignores, len(paths), gathered.parsed, False)
 
 
-def _judged(program: Program, options: Options, roots: list[str]) -> list[Finding]:
+def _judged(program: Program, options: Options, roots: list[str], bar: Progress) -> list[Finding]:
     if options.contract is None:
-        return check_drift(program, _jobs(options.jobs))
+        return check_drift(program, _jobs(options.jobs), bar)
     failures, found = Failures(), []
     with failures.contained(roots[0], 1, f"checking contract {options.contract.name}"):
         found = check_contract(program, options.contract)
@@ -151,8 +174,10 @@ def _tops(paths: Iterable[str]) -> frozenset[str]:
 class _Reader:
     """Facts of files, from the cache where their content is known; :meth:`keep` writes back what was used."""
 
-    def __init__(self, store: cache.Store, tops: frozenset[str], jobs: int, problems: list[Problem]) -> None:
-        self.store, self.tops, self.jobs, self.problems = store, tops, _jobs(jobs), problems
+    def __init__(
+        self, store: cache.Store, tops: frozenset[str], jobs: int, problems: list[Problem], bar: Progress
+    ) -> None:
+        self.store, self.tops, self.jobs, self.problems, self.bar = store, tops, _jobs(jobs), problems, bar
         self.known = store.facts(tops)
         self.fresh: dict[bytes, bytes] = {}
         self.used: list[bytes] = []
@@ -161,7 +186,8 @@ class _Reader:
     def facts(self, sources: list[tuple[str, bytes]], problems: list[Problem]) -> list[tuple[str, FileFacts]]:
         digests = dict(sources)
         todo = [path for path, digest in sources if digest not in self.known and digest not in self.fresh]
-        for path, result in _parse_all(todo, self.tops, self.jobs):
+        for number, (path, result) in enumerate(_parse_all(todo, self.tops, self.jobs)):
+            self.bar.step("reading files", number, len(todo))
             if isinstance(result, Problem):
                 problems.append(result)
             else:
@@ -187,20 +213,21 @@ def _jobs(jobs: int) -> int:
     return min(usable, 8)
 
 
-def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterable[tuple[str, bytes | Problem]]:
+def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[tuple[str, bytes | Problem]]:
     """Parse in processes when that pays."""
     chunks = _chunks(paths)
     if jobs < 2 or len(chunks) < 2:
-        return parse_files(paths, tops)
-    found: list[tuple[str, bytes | Problem]] = []
+        for chunk in chunks:
+            yield from parse_files(chunk, tops)
+        return
+    done: set[str] = set()
     try:
         with workers.pool(jobs) as pool:
             for part in pool.map(parse_files, chunks, [tops] * len(chunks)):
-                found += part
+                done.update(path for path, _ in part)
+                yield from part
     except BrokenProcessPool:
-        done = {path for path, _ in found}
-        found += _one_by_one([path for path in paths if path not in done], tops)
-    return found
+        yield from _one_by_one([path for path in paths if path not in done], tops)
 
 
 def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
@@ -264,5 +291,4 @@ def _parse_file(path: str, external: Callable[[str], bool]) -> bytes | Problem:
 def _unreadable(problem: Problem) -> Finding:
     if problem.internal:
         return Finding(INTERNAL, "error", "high", problem.reason, (), Place(problem.path, problem.line), None)
-    message = f"{os.path.basename(problem.path)}: {problem.reason}. Fix: make it readable, or exclude it."
-    return Finding("HWB201", "error", "high", message, (), Place(problem.path, problem.line, ""), None)
+    return hwb201.finding(problem)

@@ -1021,7 +1021,7 @@ def _ignores(source: bytes) -> dict[int, tuple[str, ...]]:
             rules = tuple(part.strip() for part in listed.split(",") if part.strip())
             found[number] = rules
             if line.lstrip().startswith(b"#"):  # a comment of its own speaks for the line below it
-                found.setdefault(number + 1, rules)
+                found.setdefault(number + 1, (*rules, f"^{number}"))  # and is itself the place to name
     return found
 
 

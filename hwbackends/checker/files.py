@@ -20,15 +20,19 @@ def discover(roots: list[str], exclude: tuple[str, ...] = ()) -> tuple[list[str]
 
     Returns:
         The paths as given (a relative root yields relative paths), and what could not be listed.
+
+    Raises:
+        ValueError: a root has nothing to check.
     """
     found: dict[str, None] = {}
     problems: list[Problem] = []
     for root in roots:
-        if os.path.isfile(root):
-            found[root] = None
-        else:
-            for path in _walk(root, os.path.realpath(root), problems, exclude):
-                found[path] = None
+        before = len(problems)
+        below = [root] if os.path.isfile(root) else list(_walk(root, os.path.realpath(root), problems, exclude))
+        if not below and len(problems) == before:
+            left = f" that --exclude leaves ({', '.join(exclude)})" if exclude else ""
+            raise ValueError(f"{root}: no Python file{left}; name a folder that has some")
+        found.update(dict.fromkeys(below))
     return list(found), problems
 
 

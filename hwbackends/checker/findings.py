@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+AT_CALL = frozenset({"HWB105", "HWB106"})  # the rules where the call is at fault
+
 
 class Place(NamedTuple):
     """A file and line; ``name`` is the qualified name of a definition."""
@@ -24,6 +26,7 @@ class Finding(NamedTuple):
     definition: Place | None
     call: Place | None
     also: tuple[Place, ...] = ()  # further definitions that reject the same call
+    accepts: Place | None = None  # the definition that this one overrides, where it takes the call
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
@@ -34,7 +37,7 @@ class Finding(NamedTuple):
     @property
     def place(self) -> Place:
         """Where to point a reader: at the definition when it is at fault, else at the call."""
-        at_call = self.rule in ("HWB105", "HWB106") and self.call is not None
+        at_call = self.rule in AT_CALL and self.call is not None
         return (self.call if at_call else self.definition) or self.call or Place("", 1)
 
     def as_json(self) -> dict[str, Any]:
@@ -47,7 +50,7 @@ class Finding(NamedTuple):
         return {
             "rule": self.rule, "severity": self.severity, "confidence": self.confidence, "message": self.message,
             "missing": list(self.missing), "definition": spot(self.definition, True), "call": spot(self.call, False),
-            "also": [spot(place, True) for place in self.also],
+            "also": [spot(place, True) for place in self.also], "accepted_by": spot(self.accepts, True),
         }  # fmt: skip
 
 

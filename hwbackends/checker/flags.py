@@ -37,6 +37,21 @@ def contradict(left: Conditions, right: Conditions) -> bool:
     return any(_same(key, other) and holds != held for key, holds in ours.items() for other, held in theirs.items())
 
 
+def switches(conditions: Conditions) -> set[Key]:
+    """The names of all switches that conditions ask for, whatever they decide about each."""
+    found: set[Key] = set()
+    stack = [test for test, _ in conditions if test is not None]
+    while stack:
+        test = stack.pop()
+        if test[0] == "!" and test[1] is not None:
+            stack.append(test[1])
+        elif test[0] in "&V":
+            stack += [part for part in test[1] if part is not None]
+        elif (key := _key(test)) is not None:
+            found.add(_positive(key, True)[0])
+    return found
+
+
 def _switches(conditions: Conditions) -> dict[Key, bool]:
     found: dict[Key, bool] = {}
     for test, holds in told(conditions).items():

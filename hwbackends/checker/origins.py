@@ -115,15 +115,27 @@ class Origins:
                 return
             number = scopes[number].parent
 
+    def decided_together(self, call: Call, context: Context, conditions: Conditions) -> bool:
+        """Whether what was constructed hangs on a switch that a condition around the call asks for as well."""
+        asked = set(flags.switches(conditions))
+        if not asked:
+            return False
+        receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
+        return any(
+            not asked.isdisjoint(flags.switches(origin.conditions))
+            for receiver in receivers
+            for origin in self.of(receiver, context)
+        )
+
     # -- a name that picked the receiver ------------------------------------------------------------------------
 
     def picked_by_a_name(self, call: Call, context: Context) -> bool:
         """Whether the receiver was looked up by a name that a condition around the call compares with a string."""
         compared = {part for test, _ in self.inference.chain(context.file, call.guard) for part in _compared(test)}
-        if not compared or call.func[0] != "a":
+        if not compared:
             return False
-        receiver: Expr | None = call.func[1]
-        origins = [Origin(receiver, context, ()), *self.of(receiver, context)]
+        receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
+        origins = [origin for r in receivers for origin in (Origin(r, context, ()), *self.of(r, context))]
         return any(_mentioned(origin.expr, compared) for origin in origins)
 
     # -- attributes that a subclass holds something else in -----------------------------------------------------
@@ -192,9 +204,11 @@ def _compared(test: Expr | None) -> Iterator[str]:
 
 
 def _is_text(expr: Expr) -> bool:
+    """A string, an enum's member, or a collection of such."""
     if expr[0] == "t":
-        return bool(expr[1]) and all(item is not None and item[0] == "s" for item in expr[1])
-    return expr[0] == "s"
+        return bool(expr[1]) and all(item is not None and _is_text(item) for item in expr[1])
+    constant = expr[0] == "a" and last_name(expr).isupper()  # a member of an enum
+    return expr[0] == "s" or constant
 
 
 def _names(expr: Expr) -> Iterator[str]:

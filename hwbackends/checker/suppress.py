@@ -13,6 +13,7 @@ from .findings import Finding, Place
 from .rules import RULES, expand
 
 _RENEW = "--update-baseline writes one; move this file away first"
+UNIGNORABLE = frozenset({"HWB201", INTERNAL})
 LEVELS = ("low", "medium", "high")
 
 
@@ -39,6 +40,7 @@ class Shown(NamedTuple):
     low_confidence: int
     ignored: int
     baselined: int
+    unused_ignores: list[tuple[Place, tuple[str, ...]]] = []  # noqa: RUF012 (never changed)
 
 
 def apply(
@@ -61,18 +63,43 @@ def apply(
             left[key] -= 1
         else:
             fresh.append(finding)
-    return Shown(fresh, len(wanted) - len(sure), len(sure) - len(unignored), len(unignored) - len(fresh))
+    counts = len(wanted) - len(sure), len(sure) - len(unignored), len(unignored) - len(fresh)
+    return Shown(fresh, *counts, unused(findings, ignores))
 
 
 def _ignored(finding: Finding, ignores: dict[str, dict[int, tuple[str, ...]]]) -> bool:
-    return finding.rule not in ("HWB201", INTERNAL) and any(
+    return finding.rule not in UNIGNORABLE and any(
         place is not None and _covers(ignores.get(place.file, {}).get(place.line), finding.rule)
         for place in (finding.definition, finding.call)
     )
 
 
 def _covers(rules: tuple[str, ...] | None, rule: str) -> bool:
-    return rules is not None and (not rules or rule in rules)
+    named = [name for name in rules or () if not name.startswith("^")]
+    return rules is not None and (not named or rule in named)
+
+
+def unused(
+    findings: list[Finding], ignores: dict[str, dict[int, tuple[str, ...]]]
+) -> list[tuple[Place, tuple[str, ...]]]:
+    """Comments that no finding meets, shown or not: what they excused is gone, or they name another rule."""
+    met: set[tuple[str, int]] = set()
+    for finding in findings:
+        for place in (finding.definition, finding.call):
+            rules = ignores.get(place.file, {}).get(place.line) if place is not None else None
+            if place is not None and _covers(rules, finding.rule):
+                met.add((place.file, _own_line(place.line, rules or ())))
+    found = []
+    for file, lines in ignores.items():
+        for line, rules in lines.items():
+            if _own_line(line, rules) == line and (file, line) not in met:
+                found.append((Place(file, line), rules))
+    return found
+
+
+def _own_line(line: int, rules: tuple[str, ...]) -> int:
+    """Where a comment stands: a comment of its own speaks for the next line."""
+    return next((int(name[1:]) for name in rules if name.startswith("^")), line)
 
 
 def fingerprint(finding: Finding) -> str:

@@ -188,6 +188,7 @@ def test_pyproject_configures_and_the_command_line_wins(tree: Path) -> None:
 
 
 def test_excluded_files_are_left_out(tree: Path) -> None:
+    Path("src/other.py").write_text("")
     assert run("src", "--drift", "--exclude", "backend.py").exit_code == 0
 
 
@@ -198,7 +199,7 @@ def test_every_rule_explains_itself_with_both_examples(rule: str) -> None:
     assert RULES[rule].bad in result.stdout
     assert RULES[rule].good in result.stdout
     assert RULES[rule].modes in result.stdout
-    assert (DECLARATIONS in result.stdout) == (rule != "HWB201")
+    assert (DECLARATIONS in result.stdout) == rule.startswith("HWB1")
 
 
 def test_the_documentation_is_printed_from_the_rules() -> None:

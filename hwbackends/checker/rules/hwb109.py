@@ -1,4 +1,4 @@
-"""Hooks that one class of a family lacks while all others define them, in drift mode."""
+"""HWB109: A hook that one class of a family lacks while all others define it; this module judges drift mode."""
 
 from __future__ import annotations
 
@@ -6,13 +6,39 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import platforms
-from .bind import Mismatch
-from .dispatch import Candidate, Dispatcher
-from .findings import Finding, Place
-from .infer import Context, last_name
-from .model import Binding, Call, Scope, Signature
-from .program import Member, Program, Ref
+from .. import platforms
+from ..bind import Mismatch
+from ..dispatch import Candidate, Dispatcher
+from ..findings import Finding, Place
+from ..infer import Context, last_name
+from ..model import Binding, Call, Scope, Signature
+from ..program import Member, Program, Ref
+from .record import Rule
+
+PAGE = """
+In contract mode: a module marks functions as hooks of the contract, or a class writes several of its hooks, and a
+hook that the contract requires (optional: false) is left out. In drift mode: a class is the only one of its family
+without a method that is called on the family, and the base does not declare it, or only as abstract or with
+NotImplementedError. That has medium confidence for a class that is written for one kind of hardware and for an
+abstract method, where nothing else is lacking; else low.
+
+Bad:
+
+```python
+@hookimpl
+def probe(device=None): ...
+@hookimpl
+def conv_decode(x): ...
+# HWB109: conv_extend, which the contract requires, is not defined
+```
+
+Good:
+
+```python
+@hookimpl
+def conv_extend(x): ...
+```
+"""
 
 _NOTHING = Signature((), (), (), {}, None, None)
 _LEAST_SIBLINGS = 2
@@ -157,3 +183,6 @@ def _functions_of(binding: Binding) -> list[int]:
 
 def _abstract(scope: Scope) -> bool:
     return any(last_name(decorator) == "abstractmethod" for decorator in scope.decorators)
+
+
+RULE = Rule("HWB109", "hook missing in a family member", "error", True, "contract and drift mode", PAGE)
