@@ -113,7 +113,7 @@ def _judged(program: Program, options: Options, roots: list[str], bar: Progress)
     if options.contract is None:
         return check_drift(program, _jobs(options.jobs), bar)
     failures, found = Failures(), []
-    with failures.contained(roots[0], 1, f"checking contract {options.contract.name}"):
+    with failures.contained(roots[0], 1, "holding the tree against its contract"):
         found = check_contract(program, options.contract)
     return found + failures.findings
 
