@@ -26,7 +26,8 @@ from hwbackends.registry.candidates import Candidate, State, import_plugin, ligh
 from hwbackends.registry.loading import REFERENCE, backends
 from hwbackends.registry.selection import ENVIRONMENT, Request, select
 
-PACKAGES = ("torch", "triton", "torch_npu", "triton-ascend", "transformers", "sglang", "vllm", "pluggy")
+TRITON = ("triton", "pytorch-triton-rocm", "triton-ascend")
+PACKAGES = ("torch", *TRITON, "torch_npu", "transformers", "sglang", "vllm", "pluggy")
 _COLOURS = {State.AVAILABLE: "green", State.UNAVAILABLE: "yellow"}
 
 

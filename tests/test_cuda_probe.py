@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hwbackends.cuda import probe as module
+from hwbackends.triton_ops import wheel
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(nvmlInit_v2=lambda: found.init, nvmlDeviceGetCount_v2=count, nvmlShutdown=lambda: 0)
 
     monkeypatch.setattr(module, "find_spec", find_spec)
+    monkeypatch.setattr(wheel, "find_spec", find_spec)
+    monkeypatch.setattr(module, "AMD_DRIVER", tmp_path / "kfd")
     monkeypatch.setattr(module.ctypes, "CDLL", load)
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -45,7 +48,7 @@ CPU_BUILD = "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n"
 
 def test_a_cuda_build_and_a_device_make_it_available(machine: Any) -> None:
     machine.version = CUDA_BUILD
-    assert module.probe() == (True, "torch 2.13.0+cu130 with CUDA 13.0, 3 device(s)", "")
+    assert module.probe() == (True, "torch 2.13.0+cu130, built for CUDA 13.0, 3 device(s)", "")
     assert module.probe("cuda:1").available
 
 
@@ -57,11 +60,11 @@ def test_a_missing_package_is_named_with_the_extra(machine: Any, name: str) -> N
 
 def test_a_cpu_build_of_torch_is_told(machine: Any) -> None:
     machine.version = CPU_BUILD
-    assert module.probe()[:2] == (False, "torch 2.13.0+cpu is built without CUDA")
+    assert module.probe()[:2] == (False, "torch 2.13.0+cpu, built for the CPU alone")
 
 
 def test_a_torch_without_a_version_file_is_told(machine: Any) -> None:
-    assert module.probe()[:2] == (False, "torch of an unknown version is built without CUDA")
+    assert module.probe()[:2] == (False, "torch of an unknown version, built for the CPU alone")
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,0", 2), ("0,1,2,3,4", 3)])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from hwbackends.contract.hookspecs import ProbeResult
+from hwbackends.triton_ops.wheel import torch_build
 
 NVML = "libnvidia-ml.so.1"
+AMD_DRIVER = Path("/dev/kfd")
 
 
 def probe(device: str | None = None) -> ProbeResult:
@@ -23,22 +24,18 @@ def probe(device: str | None = None) -> ProbeResult:
         return ProbeResult(True, "triton's interpreter on the CPU (TRITON_INTERPRET=1): right numbers, no speed")
     if kind not in (None, "cuda"):
         return ProbeResult(False, f"serves CUDA devices, not {device}", "load another backend for this device")
-    version, cuda = torch_build()
-    if cuda is None:
-        return ProbeResult(False, f"torch {version} is built without CUDA", "install a CUDA build of torch")
+    build = torch_build()
+    if build.hip is not None:
+        return ProbeResult(False, str(build), "load the rocm backend, or install a CUDA build of torch")
+    if build.cuda is None:
+        return ProbeResult(False, str(build), "install a CUDA build of torch")
     count = device_count()
-    if not count:
-        return ProbeResult(False, "no CUDA device is visible", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    return ProbeResult(True, f"torch {version} with CUDA {cuda}, {count} device(s)")
-
-
-def torch_build() -> tuple[str, str | None]:
-    """Version of the installed torch and of the CUDA that it was built for, read from its source."""
-    spec = find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else Path()
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']+)'", text, flags=re.MULTILINE))
-    return found.get("__version__", "of an unknown version"), found.get("cuda")
+    if count:
+        return ProbeResult(True, f"{build}, {count} device(s)")
+    if AMD_DRIVER.exists():
+        reason = f"{build}; no CUDA device is visible, and this machine has an AMD GPU driver ({AMD_DRIVER})"
+        return ProbeResult(False, reason, "install a ROCm build of torch: the rocm backend serves those GPUs")
+    return ProbeResult(False, "no CUDA device is visible", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
 
 
 def device_count() -> int:

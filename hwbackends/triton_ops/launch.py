@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from hwbackends.errors import UnsupportedError
 from hwbackends.triton_ops.traits import Traits
 
 LAYOUT_CODES = {"window": 0, "ring": 1, "lazy": 2}
@@ -36,6 +37,19 @@ class Ahead(Protocol):
         """Launch; false, and nothing launched, where it is not known what follows."""
 
 
+class Unsized:
+    """A tensor as a compiler may see it that would otherwise compile its size in: address and dtype alone."""
+
+    __slots__ = ("data_ptr", "dtype")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.data_ptr, self.dtype = tensor.data_ptr, tensor.dtype
+
+    def ptr_range(self) -> int:
+        """Bytes behind the address, as triton's AMD backend asks for them: too many to promise anything."""
+        return 1 << 63
+
+
 class Launch:
     """One kernel with its compile-time arguments, grid, scalars and unmoving tensors; a call passes the others.
 
@@ -52,6 +66,9 @@ class Launch:
         num_warps: warps per program.
         fixed: tensors behind those that a call passes; their addresses never move.
         aligned: whether the kernel is specialised on the alignment of its pointers.
+
+    Raises:
+        UnsupportedError: more threads than one launch on this device can have.
 
     Attributes:
         traits, grid, num_warps: as given.
@@ -74,6 +91,10 @@ class Launch:
         fixed: Sequence[Tensor] = (),
         aligned: bool = True,
     ) -> None:
+        most = traits.threads_per_launch
+        if most is not None and grid * num_warps * traits.lanes > most:
+            got, hint = f"{grid} programs of {num_warps * traits.lanes} threads", "split the batch"
+            raise UnsupportedError(kernel.__name__, "grid", got, f"at most {most} threads in a launch", hint)
         self.traits = traits
         self._kernel, self.grid, self._scalars, self._constants = kernel, grid, tuple(scalars), constants
         # contraction is off: every product that is fused with a sum is written so, in every kernel alike
@@ -167,9 +188,12 @@ class Launch:
                 self._plain = ready
 
     def _entry(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...], warmup: bool = False) -> Any:
-        arguments = (*tensors, *self._fixed, *first, *self._scalars)
         if interpreting():
-            return self._kernel[(self.grid,)](*arguments, **self._constants)
+            return self._kernel[(self.grid,)](*tensors, *self._fixed, *first, *self._scalars, **self._constants)
+        pointers: Sequence[Any] = (*tensors, *self._fixed)
+        if self.traits.sizes_compiled_in:
+            pointers = [Unsized(tensor) for tensor in pointers]
+        arguments = (*pointers, *first, *self._scalars)
         constants, options = self._constants, self._options
         if dependent:
             constants, options = constants | {"PDL": True}, options | {"launch_pdl": True}
@@ -199,8 +223,8 @@ def _entry_of(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
 
 BUILT = torch.version.cuda is not None or torch.version.hip is not None
 capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if BUILT else lambda: False
-"""Whether the current stream is being captured; never, where torch is built without
-CUDA and without ROCm, which goes by the same names."""
+"""Whether the current stream is being captured; never, where torch is built for neither CUDA nor
+ROCm, which goes by the same names."""
 _current_device: Callable[[], int] = torch._C._cuda_getDevice if BUILT else lambda: -1
 _current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if BUILT else lambda device: 0
 

@@ -82,6 +82,9 @@ class Traits:
         epilogue_channels: channels that one program of the fused epilogue can hold.
         dependents: programmatic dependent launch; None: the device has none, every launch waits for those before.
         fetch_ahead: how decode fetches ahead; None: not at all.
+        sizes_compiled_in: the compiler makes other code for tensors that end within 2 GiB. A compiled kernel serves
+            tensors of every size, so none is told.
+        threads_per_launch: most threads of one launch, None: as many as grids allow.
     """
 
     devices: str
@@ -90,6 +93,8 @@ class Traits:
     epilogue_channels: int
     dependents: Dependents | None = None
     fetch_ahead: Attach | None = None
+    sizes_compiled_in: bool = False
+    threads_per_launch: int | None = None
 
 
 TraitsOf = Callable[[torch.device], Traits]

@@ -1,9 +1,10 @@
-"""The shared backend cases on the cuda backend, its kernels in triton's interpreter on the CPU. Not collected by name:
-`test_interpreter.py` runs this file in a process of its own, because triton decides at import time whether it
-interprets. A subset of widths and dtype pairs; a GPU runs all of them."""
+"""The shared backend cases on the cuda or the rocm backend, the kernels in triton's interpreter on the CPU. Not
+collected by name: `test_interpreter.py` runs this file in a process of its own, because triton decides at import time
+whether it interprets. A subset of widths and dtype pairs; a GPU runs all of them."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ LAYOUTS = ["window", "ring", "lazy"]
 @pytest.fixture(scope="session")
 def target() -> tuple[str, str]:
     """Backend and device of this lane."""
-    return "cuda", "cpu"
+    return os.environ.get("INTERPRETED_BACKEND", "cuda"), "cpu"
 
 
 @pytest.fixture(params=LAYOUTS, scope="session")

@@ -14,8 +14,9 @@ pytest.importorskip("triton", reason="triton ships for Linux only")
 ROOT = Path(__file__).parents[2]
 
 
-def run_cases(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_cases(*arguments: str, backend: str = "cuda") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment["INTERPRETED_BACKEND"] = backend
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/interpreted_cases.py"]
     return subprocess.run(
         [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550, check=False

@@ -1,0 +1,1 @@
+"""The `rocm` backend: the kernels of `triton_ops` on AMD GPUs, every hook, every layout, one launch per phase."""

@@ -1,0 +1,22 @@
+"""The plugin module of the `rocm` backend: its hooks under the contract's names."""
+
+from __future__ import annotations
+
+from hwbackends.contract.hookspecs import hookimpl
+from hwbackends.rocm import commit, conv, epilogue, metadata
+from hwbackends.rocm import probe as device_probe
+
+probe = hookimpl(device_probe.probe)
+prepare_decode_metadata = hookimpl(metadata.prepare_decode_metadata)
+prepare_extend_metadata = hookimpl(metadata.prepare_extend_metadata)
+prepare_target_verify_metadata = hookimpl(metadata.prepare_target_verify_metadata)
+prepare_draft_extend_metadata = hookimpl(metadata.prepare_draft_extend_metadata)
+conv_decode = hookimpl(conv.conv_decode)
+conv_extend = hookimpl(conv.conv_extend)
+conv_target_verify = hookimpl(conv.conv_target_verify)
+conv_draft_extend = hookimpl(conv.conv_draft_extend)
+update_mamba_state_after_mtp_verify = hookimpl(commit.update_mamba_state_after_mtp_verify)
+clear_slots = hookimpl(commit.clear_slots)
+copy_slots = hookimpl(commit.copy_slots)
+fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
+fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)
