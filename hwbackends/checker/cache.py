@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import os
+import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .findings import Finding, Place
 from .model import Problem
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
     from hwbackends.contract.model import Contracts
 
     from .surroundings import Package
+
+# The same content can be read for trees of different packages: one row for each.
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS facts "
+    "(digest BLOB, outside TEXT, inside TEXT, data BLOB, PRIMARY KEY (digest, outside, inside))"
+)
+_ASK = "SELECT data, outside, inside FROM facts WHERE digest = ?"
+
+
+class Facts(NamedTuple):
+    """What one file yields, and the packages that it imports from outside of the trees and from inside."""
+
+    data: bytes
+    outside: tuple[str, ...]
+    inside: tuple[str, ...]
+
 
 Ignores = dict[str, dict[int, tuple[str, ...]]]
 
@@ -42,10 +59,8 @@ def _own_digest() -> bytes:
 class Store:
     """One folder of cache files; ``directory`` None keeps nothing."""
 
-    def __init__(self, directory: str | None, roots: list[str]) -> None:
+    def __init__(self, directory: str | None) -> None:
         self.directory = directory
-        names = "\0".join(os.path.realpath(root) for root in roots)
-        self._trees = hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
     def result_key(
         self,
@@ -91,29 +106,53 @@ class Store:
         if paths:
             self._save(f"paths-{key}.json", json.dumps(paths).encode("utf-8", "surrogateescape"))
 
-    def facts(self, tops: frozenset[str]) -> dict[bytes, bytes]:
-        """Facts by the digest of the file they came from; empty when the trees' import names changed."""
-        data = self._load(f"facts-{self._trees}.bin")
-        if data is None or data[:32] != self._facts_head(tops):
-            return {}
+    def facts(self, digests: Iterable[bytes], tops: frozenset[str]) -> dict[bytes, bytes]:
+        """Facts by the digest of the content they came from, wherever that lies.
+
+        What counts as another package decides which calls are kept: an entry is of use where the packages that its file
+        imports are in the trees, or out of them, as they were then.
+        """
+        found: dict[bytes, bytes] = {}
+        with self._database() as database:  # what goes wrong in it ends here
+            for digest in digests if database is not None else ():
+                for data, outside, inside in database.execute(_ASK, (digest,)):
+                    if tops.isdisjoint(outside.split()) and tops.issuperset(inside.split()):
+                        found[digest] = data
+        return found
+
+    def keep_facts(self, fresh: Iterable[tuple[bytes, Facts]]) -> None:
+        with self._database() as database:
+            if database is None:
+                return
+            rows = [(digest, " ".join(f.outside), " ".join(f.inside), f.data) for digest, f in fresh]
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
+            database.commit()
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection | None]:
+        """The facts of this version of the checker; None where there is no cache, or it cannot be used."""
+        connection = None
         try:
-            loaded = marshal.loads(data[32:])
-        except (ValueError, EOFError, TypeError):
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+            connection = self._connected() if self.directory is not None else None
+            yield connection
+        except sqlite3.Error:
+            if connection is None:
+                yield None
+        finally:
+            if connection is not None:
+                connection.close()
 
-    def keep_facts(
-        self, tops: frozenset[str], known: dict[bytes, bytes], fresh: dict[bytes, bytes], used: Iterable[bytes]
-    ) -> None:
-        if self.directory is None:
-            return
-        merged = known | fresh
-        alive = {digest: merged[digest] for digest in used if digest in merged}
-        self._save(f"facts-{self._trees}.bin", self._facts_head(tops) + marshal.dumps(alive))
-
-    def _facts_head(self, tops: frozenset[str]) -> bytes:
-        names = "\0".join(sorted(tops)).encode("utf-8", "surrogateescape")
-        return _own_digest() + hashlib.blake2b(names, digest_size=16).digest()
+    def _connected(self) -> sqlite3.Connection | None:
+        assert self.directory is not None
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+        except OSError:
+            return None
+        path = os.path.join(self.directory, f"facts-{_own_digest().hex()}.db")
+        connection = sqlite3.connect(path, timeout=5)
+        connection.execute("PRAGMA synchronous=OFF")  # a cache that is lost is read again
+        connection.execute(_TABLE)
+        return connection
 
     def _load(self, name: str) -> bytes | None:
         if self.directory is None:

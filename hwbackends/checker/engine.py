@@ -67,7 +67,7 @@ def _run(roots: list[str], options: Options) -> Outcome:
     paths, problems = files.discover(roots, options.exclude)
     wanted = pattern(options.contract) if options.contract is not None else None
     sources = _read(paths, problems, wanted)
-    store = cache.Store(options.cache_dir, roots)
+    store = cache.Store(options.cache_dir)
     around = surroundings.packages(roots) if options.package and options.contract is None else []
 
     def key(beside: list[tuple[str, bytes]]) -> str:
@@ -178,13 +178,13 @@ class _Reader:
         self, store: cache.Store, tops: frozenset[str], jobs: int, problems: list[Problem], bar: Progress
     ) -> None:
         self.store, self.tops, self.jobs, self.problems, self.bar = store, tops, _jobs(jobs), problems, bar
-        self.known = store.facts(tops)
-        self.fresh: dict[bytes, bytes] = {}
-        self.used: list[bytes] = []
+        self.known: dict[bytes, bytes] = {}
+        self.fresh: dict[bytes, cache.Facts] = {}
         self.parsed = 0
 
     def facts(self, sources: list[tuple[str, bytes]], problems: list[Problem]) -> list[tuple[str, FileFacts]]:
         digests = dict(sources)
+        self.known |= self.store.facts((digest for _, digest in sources if digest not in self.known), self.tops)
         todo = [path for path, digest in sources if digest not in self.known and digest not in self.fresh]
         for number, (path, result) in enumerate(_parse_all(todo, self.tops, self.jobs)):
             self.bar.step("reading files", number, len(todo))
@@ -193,17 +193,16 @@ class _Reader:
             else:
                 self.parsed += 1
                 self.fresh[digests[path]] = result
-        self.used += digests.values()
         found = []
         for path, digest in sources:
-            data = self.fresh.get(digest) or self.known.get(digest)
+            data = self.fresh[digest].data if digest in self.fresh else self.known.get(digest)
             if data is not None:
                 found.append((path, model.load(data)))
         return found
 
     def keep(self) -> None:
         if self.fresh:
-            self.store.keep_facts(self.tops, self.known, self.fresh, self.used)
+            self.store.keep_facts(self.fresh.items())
 
 
 def _jobs(jobs: int) -> int:
@@ -213,7 +212,10 @@ def _jobs(jobs: int) -> int:
     return min(usable, 8)
 
 
-def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[tuple[str, bytes | Problem]]:
+_Parsed = tuple[str, cache.Facts | Problem]
+
+
+def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[_Parsed]:
     """Parse in processes when that pays."""
     chunks = _chunks(paths)
     if jobs < 2 or len(chunks) < 2:
@@ -230,9 +232,9 @@ def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[tu
         yield from _one_by_one([path for path in paths if path not in done], tops)
 
 
-def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
+def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[_Parsed]:
     """After a worker died: find the file that the interpreter cannot survive, and say so."""
-    found: list[tuple[str, bytes | Problem]] = []
+    found: list[_Parsed] = []
     for path in paths:
         try:
             with workers.pool(1) as pool:
@@ -257,15 +259,15 @@ def _chunks(paths: list[str]) -> list[list[str]]:
     return [chunk for chunk in chunks if chunk]
 
 
-def parse_files(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes | Problem]]:
+def parse_files(paths: list[str], tops: frozenset[str]) -> list[_Parsed]:
     """Facts of some files, ready to be handed between processes."""
-    found: list[tuple[str, bytes | Problem]] = []
+    found: list[_Parsed] = []
     collecting, limit = gc.isenabled(), sys.getrecursionlimit()
     gc.disable()
     sys.setrecursionlimit(max(limit, _RECURSION))
     try:
         for path in paths:
-            found.append((path, _parse_file(path, lambda module: module.partition(".")[0] not in tops)))
+            found.append((path, _parse_file(path, tops)))
     finally:
         sys.setrecursionlimit(limit)
         if collecting:
@@ -273,15 +275,23 @@ def parse_files(paths: list[str], tops: frozenset[str]) -> list[tuple[str, bytes
     return found
 
 
-def _parse_file(path: str, external: Callable[[str], bool]) -> bytes | Problem:
+def _parse_file(path: str, tops: frozenset[str]) -> cache.Facts | Problem:
     source = files.read(path)
     if isinstance(source, Problem):
         return source
     tree = files.parse(path, source)
     if isinstance(tree, Problem):
         return tree
+    asked: set[str] = set()
+
+    def external(module: str) -> bool:
+        root = module.partition(".")[0]
+        asked.add(root)
+        return root not in tops
+
     try:
-        return model.dump(extract(tree, source, external))
+        data = model.dump(extract(tree, source, external))
+        return cache.Facts(data, tuple(sorted(asked - tops)), tuple(sorted(asked & tops)))
     except (RecursionError, ValueError):
         return Problem(path, 1, "is nested too deeply to be read")
     except Exception as error:

@@ -50,3 +50,38 @@ def test_a_cache_that_cannot_be_written_costs_only_the_cache(tmp_path: Path) -> 
     write(tmp_path / "tree", FILES)
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert len(check(tmp_path).findings) == 1
+
+
+def test_a_file_that_is_added_is_the_only_one_that_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    check(tmp_path)
+    write(tmp_path / "tree", {"deep/down/another.py": "import json\n\ndef f(a): return a\n\nf(1)\n"})
+    assert check(tmp_path).parsed == 1
+
+
+def test_a_file_that_moves_is_not_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    first = check(tmp_path)
+    (tmp_path / "tree/inner").mkdir()
+    (tmp_path / "tree/sub.py").rename(tmp_path / "tree/inner/lower.py")
+    moved = check(tmp_path)
+    assert moved.parsed == 0
+    assert [f.rule for f in moved.findings] == [f.rule for f in first.findings]
+
+
+def test_a_tree_that_lies_elsewhere_shares_what_is_known_of_its_contents(tmp_path: Path) -> None:
+    write(tmp_path / "tree", FILES)
+    check(tmp_path)
+    (tmp_path / "tree").rename(tmp_path / "elsewhere")
+    outcome = run([str(tmp_path / "elsewhere")], Options(cache_dir=str(tmp_path / "cache"), jobs=1))
+    assert outcome.parsed == 0
+    assert len(outcome.findings) == 1
+
+
+def test_a_package_that_comes_into_the_trees_is_followed_where_it_was_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "tree", {"use.py": "from helper import f\n\nf(1)\n"})
+    assert not check(tmp_path).findings
+    write(tmp_path / "tree", {"helper.py": "def f(a, b): return a, b\n"})
+    assert [f.missing for f in check(tmp_path).findings] == [("b",)]
+    (tmp_path / "tree/helper.py").unlink()
+    assert not check(tmp_path).findings
