@@ -12,7 +12,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering mutants example-vendor pluggy-matrix test-sglang test-vllm drift-corpus clean
+.PHONY: help demo test lint check coverage lowering mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -62,6 +62,9 @@ drift-corpus: $(INSTALLED) ## the checker against published releases with known 
 
 test-vllm: ## the vLLM plugin in an environment of its own (3.4 GB)
 	PYTHON=$(PYTHON) tools/test_vllm.sh
+
+engines-gpu: ## both engines' plugins inside served engines on this machine's GPU, and their speed against stock
+	PYTHON=$(PYTHON) tools/engines_gpu.sh
 
 test-sglang: ## the SGLang plugin in an environment of its own
 	PYTHON=$(PYTHON) tools/test_sglang.sh

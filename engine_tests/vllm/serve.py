@@ -18,10 +18,10 @@ def accepted_counts() -> Counter[int]:
     counts: Counter[int] = Counter()
     prepare = steps.Steps.prepare
 
-    def counting(self: steps.Steps, metadata: Any) -> steps.VllmStep:
+    def counting(self: steps.Steps, metadata: Any, recorded: bool = False) -> steps.VllmStep:
         if metadata.num_decodes and metadata.num_accepted_tokens is not None:
             counts.update(metadata.num_accepted_tokens[: metadata.num_decodes].tolist())
-        return prepare(self, metadata)
+        return prepare(self, metadata, recorded)
 
     steps.Steps.prepare = counting  # type: ignore[method-assign]
     return counts

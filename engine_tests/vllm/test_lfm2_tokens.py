@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from figures import FIGURES
+from programs import answer_of
 
-HERE = Path(__file__).parent
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 CHUNKED = {"max_num_batched_tokens": 16, "enable_chunked_prefill": True}
 LOG_LINE = "hwbackends: vLLM"
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model's folder, with what Transformers generates from it."""
-    folder = tmp_path_factory.mktemp("lfm2")
-    subprocess.run([sys.executable, HERE / "tiny_lfm2.py", folder], check=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def expected(checkpoint: Path) -> list[list[int]]:
-    """Tokens of plain greedy decoding; no two logits are so close that rounding could swap them."""
-    data = json.loads((checkpoint / "expected.json").read_text())
-    assert data["margin"] > 1e-3
-    tokens: list[list[int]] = data["tokens"]
-    return tokens
-
-
 def serve(checkpoint: Path, *, plugin: bool, staggered: bool = False, **engine: Any) -> tuple[dict[str, Any], str]:
-    """What vLLM answered, and its log. With tensor parallelism each worker has one of the two cores."""
-    parallel = engine.get("tensor_parallel_size", 1)
-    environment = {
-        **os.environ,
-        "HWBACKENDS_VLLM": "1" if plugin else "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(parallel))),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
+    """What vLLM answered, and its log."""
     options = json.dumps({"engine": engine, "staggered": staggered})
-    command = [sys.executable, str(HERE / "serve.py"), str(checkpoint), options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, f"vLLM stopped with status {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    answer: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return answer, done.stdout + done.stderr
+    workers = engine.get("tensor_parallel_size", 1)
+    return answer_of("serve.py", str(checkpoint), options, plugin=plugin, workers=workers)
 
 
 def test_a_batch_with_chunked_prefill_gives_the_tokens_of_transformers(

@@ -24,7 +24,7 @@ def install() -> str:
         UnsupportedError: another plugin has registered the layer already.
     """
     hold_overrides(HwBackendsShortConv, ShortConv, own=("state_rows", "_step", "_run"))
-    hold_overrides(HwBackendsShortConvBuilder, ShortConvAttentionMetadataBuilder, own=("_prepared",))
+    hold_overrides(HwBackendsShortConvBuilder, ShortConvAttentionMetadataBuilder, own=("_decodes", "_bind", "prepared"))
     taken = op_registry_oot.get(ShortConv.__name__)
     if taken is None:
         ShortConv.register_oot(HwBackendsShortConv)

@@ -15,7 +15,9 @@ ENGINE = Engine(
     group="vllm.general_plugins",
     relies_on=(
         "model_executor/custom_op.py",
+        "model_executor/layers/linear.py",
         "model_executor/layers/mamba/short_conv.py",
+        "model_executor/layers/utils.py",
         "v1/attention/backends/mamba_attn.py",
         "v1/attention/backends/registry.py",
         "v1/attention/backends/short_conv_attn.py",

@@ -34,11 +34,12 @@ class Half:
     spread: Tensor | None = None
     gather: Tensor | None = None
 
-    def conv(self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[tokens, D] to [tokens, D]; the layer's cache changes as the phase says."""
+    def conv(self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """[tokens, D] to [tokens, D], into `out` if given; the layer's cache changes as the phase says."""
         if self.spread is None or self.gather is None:
-            return self.handle.conv(layer, x, weight, bias)
-        return self.handle.conv(layer, x[self.spread], weight, bias)[self.gather]
+            return self.handle.conv(layer, x, weight, bias, out=out)
+        answers = self.handle.conv(layer, x[self.spread], weight, bias)
+        return answers[self.gather] if out is None else torch.index_select(answers, 0, self.gather, out=out)
 
 
 @dataclass(slots=True)
@@ -63,13 +64,17 @@ class VllmStep:
             bias: [D] or None.
 
         Returns:
-            [live tokens, D].
+            [live tokens, D], a tensor of its own.
         """
-        parts, start = [], 0
-        for half in self.halves:
-            parts.append(half.conv(layer, x[start : start + half.tokens], weight, bias))
-            start += half.tokens
-        y = parts[0] if len(parts) == 1 else torch.cat([x[:0], *parts])
+        if len(self.halves) == 1:
+            half = self.halves[0]
+            y = half.conv(layer, x[: half.tokens], weight, bias)
+        else:
+            y, start = x.new_empty(sum(half.tokens for half in self.halves), x.shape[1]), 0
+            for half in self.halves:
+                part = slice(start, start + half.tokens)
+                half.conv(layer, x[part], weight, bias, out=y[part])
+                start += half.tokens
         if self.prompts is not None:
             assert self.prompts.spread is not None
             y[self.prompts.spread] = self.prompts.handle.conv(layer, x[self.prompts.spread], weight, bias)
@@ -87,6 +92,9 @@ class Steps:
         drafts: speculative tokens per request, 0 without speculation.
         max_batch: most requests of a step.
         max_tokens: most tokens of a prefill; more make the prefill's buffers grow.
+
+    Attributes:
+        resolutions: preparations launched from Python so far; a replay is not counted.
     """
 
     def __init__(self, backend: object, drafts: int, max_batch: int, max_tokens: int) -> None:
@@ -96,6 +104,12 @@ class Steps:
         self._decode: ConvStateSidecar | None = None
         self._prefill: ConvStateSidecar | None = None
         self._prompts: ConvStateSidecar | None = None
+
+    @property
+    def resolutions(self) -> int:
+        """See the class."""
+        own = (self._decode, self._prefill, self._prompts)
+        return sum(sidecar.resolutions for sidecar in own if sidecar is not None)
 
     def bind(self, caches: dict[str, Tensor], width: int) -> None:
         """Wrap the group's caches [blocks, S + num_spec, D]; again only when vLLM has allocated others."""
@@ -120,18 +134,29 @@ class Steps:
             self._backend, pool, max_batch=self._max_batch, max_tokens=max_tokens, draft_tokens=draft_tokens
         )
 
-    def prepare(self, metadata: Any) -> VllmStep:
-        """Prepare both halves of a step of vLLM's short-conv metadata."""
+    def clear(self, blocks: Tensor) -> None:
+        """Zero the state of blocks [M], in every layer."""
+        assert self._decode is not None
+        self._decode.clear_slots(blocks.flatten())
+
+    def prepare(self, metadata: Any, recorded: bool = False) -> VllmStep:
+        """Prepare both halves of a step of vLLM's short-conv metadata.
+
+        Args:
+            metadata: the step's.
+            recorded: the step is captured: what is launched here belongs into the graph, and reads at every replay
+                what vLLM then has at the same addresses.
+        """
         halves = []
         if metadata.num_decodes > 0:
-            halves.append(self._decodes(metadata))
+            halves.append(self._decodes(metadata, recorded))
         if metadata.num_prefills > 0:
             halves.append(self._prefills(metadata))
         return VllmStep(tuple(halves), self._padded_prompts(metadata) if metadata.padded_prompts else None)
 
-    def _decodes(self, metadata: Any) -> Half:
+    def _decodes(self, metadata: Any, recorded: bool) -> Half:
         assert self._decode is not None
-        blocks = metadata.state_indices_tensor_d[:, 0]
+        blocks = metadata.state_indices_tensor_d[:, 0].contiguous()
         rows, tokens = blocks.shape[0], int(metadata.num_decode_tokens)
         accepted = metadata.num_accepted_tokens
         batch = StepBatch(
@@ -148,7 +173,10 @@ class Steps:
             batch.forward_mode, batch.draft_token_num, batch.num_tokens = ForwardMode.TARGET_VERIFY, each, rows * each
             if tokens != metadata.num_decodes * each:
                 spread, gather = ragged(metadata.query_start_loc_d[: rows + 1], tokens, each)
-        self._decode.init_forward_metadata(batch)
+        if recorded:
+            self._decode.init_forward_metadata_in_graph(batch)
+        else:
+            self._decode.init_forward_metadata(batch)
         # without a spread every request, padded ones of a CUDA graph too, has its tokens in x
         taken = batch.num_tokens if spread is None else tokens
         return Half(self._decode.conv_state_metadata(LAYER), taken, spread, gather)
