@@ -21,7 +21,8 @@ from torch import Tensor
 from hwbackends.bench import timing
 from hwbackends.bench.peers.sglang import Mode, Pool, Sglang
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
 from hwbackends.step.pool import StatePool
 
 LAYERS, WIDTH, DRAFTS, INTERVAL = 5, 4, 4, 64

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hwbackends.lazy import exports
 
 if TYPE_CHECKING:
     from hwbackends.errors import HwBackendsError as HwBackendsError
@@ -23,12 +24,7 @@ _HOMES = {
 __all__ = ["Backend", "HwBackendsError", "__version__", "backends", "load"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the module that holds `name` on first use (PEP 562)."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'hwbackends' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+__getattr__ = exports(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from hwbackends.runner.drafters import SeededDrafter
 from hwbackends.runner.graphs import ForwardOutput, StepGraphs, StepRow
 from hwbackends.runner.requests import Request
 from hwbackends.runner.serving import PackedRunner
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 
 CHECKS = {
     "tokens equal to stock",

@@ -266,7 +266,7 @@ def test_a_captured_decode_replays_over_buffers_that_stay(world: World) -> None:
     """SGLang's out-graph and in-graph hooks; hwbackends' recorder stands in for a CUDA graph."""
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-    from hwbackends.step.metadata import ForwardMode
+    from hwbackends.step.batch import ForwardMode
     from hwbackends.testing.recorder import CpuGraph
 
     world.extend([1, 2, 3], [5, 1, 2])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hwbackends.ascend import kernels_conv, launch, variants
+from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends.torch_ops import conv as torch_conv
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from hwbackends.ascend import kernels_metadata, launch, variants
 from hwbackends.step import checks
-from hwbackends.step.metadata import StepBatch, StepMetadata
+from hwbackends.step.batch import StepBatch
+from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 
 EXTEND_PROGRAMS = 32

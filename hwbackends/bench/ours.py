@@ -9,8 +9,10 @@ from torch import Tensor
 
 from hwbackends.bench import sizes
 from hwbackends.bench.sizes import DRAFTS, WIDTH
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.conv.state import ConvStream
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 BF16 = torch.bfloat16
 

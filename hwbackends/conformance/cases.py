@@ -13,8 +13,10 @@ from torch import Tensor
 
 from hwbackends.conformance import oracle
 from hwbackends.conformance.kit import Kit, bits, places
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import Layout, StatePool, layout_rows
+from hwbackends.conv.layouts import Layout, layout_rows
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 GUARD = 1
 """Sentinel slots, request rows and rows of x around every tensor; a hook must not touch them."""

@@ -15,7 +15,7 @@ from hwbackends.conformance.cases import CONV, MODES, PREPARE, Req, Rig, Shape, 
 from hwbackends.conformance.kit import Kit, bits
 from hwbackends.conformance.marks import cases, clauses
 from hwbackends.errors import HwBackendsError, TreeDraftsError
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 
 REQUESTS = [Req(3, tokens=2, length=7, accept=1), Req(1, tokens=1, length=2, accept=2), Req(9, tokens=4, length=5)]
 Arguments = dict[str, Any]

@@ -14,7 +14,8 @@ from hwbackends.conformance import oracle
 from hwbackends.conformance.cases import CONV, LAYOUTS, Req, Rig, Shape, Weights, rig_for
 from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import cases, clauses
-from hwbackends.step.metadata import StepBatch, StepMetadata
+from hwbackends.step.batch import StepBatch
+from hwbackends.step.metadata import StepMetadata
 from hwbackends.testing.recorder import Graph, graph_for
 
 ROWS = 5

@@ -10,9 +10,11 @@ from hwbackends.conformance import oracle
 from hwbackends.conformance.cases import Req, Rig, Shape, rig_for
 from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import cases, clauses
+from hwbackends.conv.state import ConvState
 from hwbackends.errors import HwBackendsError
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvState, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 MANY = 70_000
 """Requests of one token: more than the 65,535 blocks that a launch grid may have."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from hwbackends.conv.state import ConvState
 from hwbackends.cuda import tuning
 from hwbackends.cuda.dependent import dependent_launch
 from hwbackends.cuda.kernels_ahead import conv_decode_ahead_kernel, fused_add_rmsnorm_ahead_kernel
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends.triton_ops.kernels_conv import conv_decode_kernel
 from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
 from hwbackends.triton_ops.launch import Launch, interpreting, ordered

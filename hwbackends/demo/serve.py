@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hwbackends
+from hwbackends.conv.layouts import Layout
 from hwbackends.demo.text import make_prompts, read_text
 from hwbackends.engines.transformers.models import describe
 from hwbackends.engines.transformers.tiny import StockAnswer, stock_answer, tiny_model
@@ -27,7 +28,6 @@ from hwbackends.runner.graphs import CudaRecorder, Record
 from hwbackends.runner.requests import Request
 from hwbackends.runner.serving import PackedRunner, StepReport
 from hwbackends.runner.settings import RunnerSettings
-from hwbackends.step.pool import Layout
 from hwbackends.switches import switched_on
 
 CHUNK = 32

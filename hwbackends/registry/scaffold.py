@@ -216,8 +216,10 @@ from hwbackends.errors import HookNotImplementedError
 from @package@ import probe as _probe
 
 if TYPE_CHECKING:
-    from hwbackends.step.metadata import StepBatch, StepMetadata
-    from hwbackends.step.pool import ConvState, StatePool
+    from hwbackends.step.batch import StepBatch
+    from hwbackends.step.metadata import StepMetadata
+    from hwbackends.conv.state import ConvState
+    from hwbackends.step.pool import StatePool
     from torch import Tensor
 
 probe = hookimpl(_probe.probe)

@@ -15,7 +15,8 @@ from hwbackends.engines.transformers.models import ModelSpec
 from hwbackends.errors import ArgumentError, DeviceError
 from hwbackends.runner.packed import PackedStep, pack_rows
 from hwbackends.runner.settings import RunnerSettings
-from hwbackends.step.metadata import PADDED, ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import PADDED
 from hwbackends.step.sidecar import ConvStateSidecar
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hwbackends.step.pool import SlotAllocator
+from hwbackends.step.slots import SlotAllocator
 
 
 @dataclass(slots=True, eq=False)

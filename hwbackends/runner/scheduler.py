@@ -13,7 +13,8 @@ from hwbackends.runner.prefixes import PrefixCache
 from hwbackends.runner.requests import Request, RequestState, token_ids, whole
 from hwbackends.runner.settings import RunnerSettings
 from hwbackends.step.metadata import PADDED
-from hwbackends.step.pool import SlotAllocator, StatePool
+from hwbackends.step.pool import StatePool
+from hwbackends.step.slots import SlotAllocator
 
 Plan = list[tuple[Request, int]]
 """Requests of a mixed step, and how many tokens each one gets."""

@@ -22,7 +22,8 @@ from hwbackends.runner.packed import KeyValueStore, PackedCache, PackedStep, Seg
 from hwbackends.runner.requests import Request, RequestState, token_ids
 from hwbackends.runner.scheduler import Plan, Scheduler
 from hwbackends.runner.settings import RunnerSettings
-from hwbackends.step.metadata import PADDED, ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import PADDED
 from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 

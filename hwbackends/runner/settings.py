@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hwbackends.conv.layouts import LAYOUTS, Layout
 from hwbackends.errors import ArgumentError, UnsupportedError
-from hwbackends.step.pool import LAYOUTS, Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from hwbackends.conv.state import ConvState
 from hwbackends.errors import (
     ArgumentError,
     DeviceError,
@@ -28,8 +29,9 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
-from hwbackends.step.metadata import UNIFORM_DRAFT_MODES, ForwardMode, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvState, StatePool
+from hwbackends.step.batch import UNIFORM_DRAFT_MODES, ForwardMode, StepBatch
+from hwbackends.step.metadata import StepMetadata
+from hwbackends.step.pool import StatePool
 from hwbackends.step.rules import BATCH_TENSORS, MODE_OF_HOOK
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from hwbackends.errors import TreeDraftsError, UnsupportedError
-from hwbackends.step.metadata import StepBatch
-from hwbackends.step.sidecar import ConvStateSidecar, LayerHandle
+from hwbackends.step.batch import StepBatch
+from hwbackends.step.handle import LayerHandle
+from hwbackends.step.sidecar import ConvStateSidecar
 
 MakeStepBatch = Callable[[Any], StepBatch]
 """An engine's batch to the sidecar's."""

@@ -1,107 +1,25 @@
-"""The pooled per-request state: layouts, the state of one conv (`ConvState`), the pool of one part of a model
-(`StatePool`), the parts that share slots (`PoolParts`) and who owns which slot (`SlotAllocator`). Storage and
-bookkeeping only: hooks read and write it."""
+"""The pooled per-request state of one part of a model (`StatePool`) and the parts that share slots (`PoolParts`).
+Storage and bookkeeping only: hooks read and write it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from hwbackends.conv.layouts import LAYOUTS, Layout, history_rows, layout_rows
+from hwbackends.conv.state import STATE_DTYPES, ConvState, ConvStream, allocate, merge
 from hwbackends.errors import (
     ArgumentError,
     DeviceError,
     DtypeError,
-    OutOfSlotsError,
     ShapeError,
     SlotError,
     UnsupportedError,
     WidthError,
 )
-
-Layout = Literal["window", "ring", "lazy"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-RESERVED_SLOT = 0
-"""Never allocated; where an engine's padded rows point."""
-STATE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def history_rows(width: int) -> int:
-    """S = W - 1, rows of history that a conv of width W reads."""
-    return width - 1
-
-
-def layout_rows(layout: Layout, width: int, draft_token_num: int) -> int:
-    """Rows per slot: window S, ring S + max(1, N), lazy S + max(1, N) - 1, with N = `draft_token_num`."""
-    drafts = max(1, draft_token_num)
-    extra = {"window": 0, "ring": drafts, "lazy": drafts - 1}
-    return history_rows(width) + extra[layout]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvStream:
-    """One conv state per layer: its name (Inkling: k, v, attn, mlp), channels D and dtype."""
-
-    name: str
-    dim: int
-    dtype: torch.dtype = torch.float32
-
-
-@dataclass(slots=True, eq=False)
-class ConvState:
-    """The state of one conv stream in one layer, as conv hooks take it.
-
-    Attributes:
-        tensor: [slots, rows, D], any strides; rows are raw inputs. Mutated by decode, extend, draft extend, and by
-            verify on the `ring` and `lazy` layouts.
-        layout: meaning of the rows. `window`: oldest first, rows = S. `ring`: row of absolute position p is
-            p mod rows. `lazy`: history starts at row `history_offset`.
-        width: W of the weights that this state serves.
-        draft_rows: [R, S + N, D], `window` only: verify saves history ++ x here, by request row. None: no drafts.
-        cache: for a backend's launch plans, keyed as it likes.
-    """
-
-    tensor: Tensor
-    layout: Layout
-    width: int
-    draft_rows: Tensor | None = None
-    cache: dict[object, object] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise UnsupportedError("ConvState", "layout", repr(self.layout), f"one of {', '.join(LAYOUTS)}")
-        if self.width < 2:
-            raise WidthError("ConvState", "width", self.width, "at least 2")
-        if self.tensor.dim() != 3:
-            raise ShapeError("ConvState", "tensor", tuple(self.tensor.shape), "[slots, rows, D]")
-        least = history_rows(self.width) + (1 if self.layout == "ring" else 0)
-        exact = self.layout == "window"
-        if self.rows < least or (exact and self.rows != least):
-            wanted = f"{'exactly' if exact else 'at least'} {least} rows for width {self.width} on {self.layout}"
-            raise ShapeError("ConvState", "tensor", f"{self.rows} rows", wanted)
-
-    @property
-    def slots(self) -> int:
-        """Slots, slot 0 counted."""
-        return self.tensor.shape[0]
-
-    @property
-    def rows(self) -> int:
-        """Rows per slot."""
-        return self.tensor.shape[1]
-
-    @property
-    def dim(self) -> int:
-        """Channels D."""
-        return self.tensor.shape[2]
-
-    @property
-    def history(self) -> int:
-        """S = W - 1."""
-        return self.width - 1
+from hwbackends.lazy import exports
 
 
 class StatePool:
@@ -153,12 +71,12 @@ class StatePool:
         requests = mamba_index_mapping.shape[0]
         rows = _ring_rows(ring_rows, layout, width, draft_token_num)
         lead = (len(layer_ids), num_slots, rows)
-        conv, groups = _allocate_streams(streams, lead, device)
+        conv, groups = allocate(streams, lead, device)
         drafts: dict[str, Tensor] = {}
         draft_groups: dict[str, Tensor] = {}
         if layout == "window" and draft_token_num:
             lead = (len(layer_ids), requests, history_rows(width) + draft_token_num)
-            drafts, draft_groups = _allocate_streams(streams, lead, device)
+            drafts, draft_groups = allocate(streams, lead, device)
         ssm = intermediate = None
         if ssm_shape is not None:
             ssm = torch.zeros(len(layer_ids), num_slots, *ssm_shape, dtype=ssm_dtype, device=device)
@@ -310,9 +228,9 @@ class StatePool:
             if name not in self.conv_streams:
                 known = ", ".join(self.conv_streams)
                 raise ArgumentError("StatePool.conv_state", "stream", repr(name), f"one of {known}")
-        conv = _merge([self.conv_streams[name][index] for name in names])
+        conv = merge([self.conv_streams[name][index] for name in names])
         has_drafts = names[0] in self.draft_rows
-        drafts = _merge([self.draft_rows[name][index] for name in names]) if has_drafts else None
+        drafts = merge([self.draft_rows[name][index] for name in names]) if has_drafts else None
         return ConvState(conv, self.layout, self.width, drafts)
 
     def storages(self) -> list[Tensor]:
@@ -359,65 +277,6 @@ class PoolParts:
         return self.parts[name]
 
 
-class SlotAllocator:
-    """Who owns which slot: hands out slots 1..num_slots-1, lowest first. Host side only.
-
-    A failed call changes nothing.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        if num_slots < 2:
-            raise SlotError("SlotAllocator", "num_slots", num_slots, "at least 2: slot 0 is reserved")
-        self.num_slots = num_slots
-        self.clear()
-
-    def clear(self) -> None:
-        """Make every slot free."""
-        self._free = list(range(self.num_slots - 1, RESERVED_SLOT, -1))
-        self._used: set[int] = set()
-
-    @property
-    def available(self) -> int:
-        """Free slots."""
-        return len(self._free)
-
-    @property
-    def used(self) -> frozenset[int]:
-        """Slots that are handed out."""
-        return frozenset(self._used)
-
-    def alloc(self, count: int = 1) -> list[int]:
-        """Hand out `count` slots.
-
-        Raises:
-            OutOfSlotsError: fewer are free; none was handed out.
-        """
-        if count < 0:
-            raise SlotError("SlotAllocator.alloc", "count", count, "at least 0")
-        if count > len(self._free):
-            hint = "free finished requests first, or make the pool larger"
-            raise OutOfSlotsError("SlotAllocator.alloc", "count", count, f"at most {len(self._free)} free slots", hint)
-        taken = [self._free.pop() for _ in range(count)]
-        self._used.update(taken)
-        return taken
-
-    def free(self, slots: Iterable[int] | Tensor) -> None:
-        """Give slots back; a tensor [n] is read on the host.
-
-        Raises:
-            SlotError: a slot is not handed out (freed twice, foreign, reserved), or is named twice; none was freed.
-        """
-        given: list[int] = slots.tolist() if isinstance(slots, Tensor) else list(slots)
-        if len(set(given)) != len(given):
-            raise SlotError("SlotAllocator.free", "slots", given, "each slot once")
-        for slot in given:
-            if slot not in self._used:
-                why = "not handed out" if RESERVED_SLOT < slot < self.num_slots else "not a slot of this pool"
-                raise SlotError("SlotAllocator.free", "slots", f"{slot}, {why}", "slots that alloc() handed out")
-        self._used.difference_update(given)
-        self._free.extend(reversed(given))
-
-
 def _check_sizes(layout: Layout, width: int, num_slots: int, draft_token_num: int, track_interval: int) -> None:
     if layout not in LAYOUTS:
         raise UnsupportedError("StatePool", "layout", repr(layout), f"one of {', '.join(LAYOUTS)}")
@@ -449,53 +308,6 @@ def _layer_ids(layers: int | Sequence[int]) -> tuple[int, ...]:
     return ids
 
 
-def _allocate_streams(
-    streams: Sequence[ConvStream], lead: tuple[int, ...], device: torch.device | str
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One zeroed storage per dtype, and each stream as a channel slice of it, in the order given."""
-    names = [stream.name for stream in streams]
-    if not names or len(set(names)) != len(names):
-        raise ArgumentError("StatePool", "streams", names, "at least one stream, each name once")
-    for stream in streams:
-        if stream.dim < 1:
-            raise ArgumentError("StatePool", "streams", f"{stream.name} of {stream.dim} channels", "at least 1")
-    by_dtype: dict[torch.dtype, list[ConvStream]] = {}
-    for stream in streams:
-        if stream.dtype not in STATE_DTYPES:
-            raise DtypeError("StatePool", f"streams[{stream.name!r}]", stream.dtype, "a floating dtype of 16 bits up")
-        by_dtype.setdefault(stream.dtype, []).append(stream)
-    slices: dict[str, Tensor] = {}
-    groups: dict[str, Tensor] = {}
-    for dtype, members in by_dtype.items():
-        storage = torch.zeros(*lead, sum(member.dim for member in members), dtype=dtype, device=device)
-        groups[str(dtype)] = storage
-        start = 0
-        for member in members:
-            slices[member.name] = storage[..., start : start + member.dim]
-            start += member.dim
-    return {name: slices[name] for name in names}, groups
-
-
-def _merge(parts: list[Tensor]) -> Tensor:
-    """Neighbouring channel slices as one view."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    offset, total = first.storage_offset(), 0
-    for part in parts:
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or part.storage_offset() != offset + total or part.stride() != first.stride():
-            raise ArgumentError(
-                "StatePool.conv_state",
-                "stream",
-                "streams that are not neighbours in one storage",
-                "streams of one dtype that were declared one after the other",
-                "call the conv once per stream",
-            )
-        total += part.shape[-1]
-    return first.as_strided((*first.shape[:-1], total), first.stride(), offset)
-
-
 def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     if tuple(tensor.shape) != shape:
         raise ShapeError("StatePool", name, tuple(tensor.shape), str(shape))
@@ -503,3 +315,7 @@ def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], device: tor
         raise DtypeError("StatePool", name, tensor.dtype, "float16, bfloat16, float32 or float64")
     if tensor.device != device:
         raise DeviceError("StatePool", name, tensor.device, f"{device}, as mamba_index_mapping")
+
+
+# until every user has moved to the new rooms
+__getattr__ = exports(__name__, {"SlotAllocator": "hwbackends.step.slots", "RESERVED_SLOT": "hwbackends.step.slots"})

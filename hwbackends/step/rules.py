@@ -7,7 +7,7 @@ import torch
 
 from hwbackends.contract.model import Parameter
 from hwbackends.contract.reader import installed
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 
 _CONTRACTS = installed()
 

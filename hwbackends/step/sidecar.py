@@ -4,13 +4,19 @@ addresses it holds, is decided here and nowhere else; the numbers are a backend'
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hwbackends.contract.hookspecs.conv import ConvAddRmsnorm, ConvHooks
+from hwbackends.contract.hookspecs.step import (
+    PrepareMetadata,
+    StepHooks,
+    UpdateMambaStateAfterMtpVerify,
+)
+from hwbackends.conv.layouts import history_rows
 from hwbackends.errors import (
     ArgumentError,
     GraphError,
@@ -19,97 +25,21 @@ from hwbackends.errors import (
     MissingArgumentError,
     TreeDraftsError,
 )
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvState, PoolParts, StatePool, history_rows
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.handle import HostMirrors, LayerHandle
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import PoolParts, StatePool
 from hwbackends.step.rules import RECORDED_MODES, TAIL_VALUES, hooks_by_mode
 from hwbackends.step.translation import SlotTranslation, Translate
 from hwbackends.switches import switched_on
-
-Hook = Callable[..., Any]
-
 
 PREPARE_HOOKS = hooks_by_mode("step", "prepare")
 CONV_HOOKS = hooks_by_mode("conv", "compute")
 FUSED_HOOKS = hooks_by_mode("conv", "fused")
 
 
-@dataclass(frozen=True, slots=True)
-class HostMirrors:
-    """Host copies for a model whose extend loops over requests in Python. Each costs one synchronisation a step."""
-
-    cache_indices: list[int]
-    has_initial_state: list[bool]
-
-
-class LayerHandle:
-    """One layer's view of the step: the shared metadata, this layer's state, and the convs of the step's phase.
-
-    Attributes:
-        layer_id: the layer.
-        metadata: metadata of the step, the same object for every layer.
-    """
-
-    __slots__ = ("_conv", "_fused", "_pool", "_states", "layer_id", "metadata")
-
-    def __init__(self, layer_id: int, metadata: StepMetadata, pool: StatePool, conv: Hook, fused: Hook) -> None:
-        self.layer_id, self.metadata = layer_id, metadata
-        self._pool, self._conv, self._fused = pool, conv, fused
-        self._states: dict[str | tuple[str, ...], ConvState] = {}
-
-    def state(self, stream: str | tuple[str, ...]) -> ConvState:
-        """State of one conv stream, or of neighbouring streams as one, in this layer."""
-        found = self._states.get(stream)
-        if found is None:
-            found = self._states[stream] = self._pool.conv_state(stream, self.layer_id)
-        return found
-
-    @property
-    def host_mirrors(self) -> HostMirrors | None:
-        """Host copies of slots and prefix flags: in extend steps of a sidecar made with `host_mirrors=True`."""
-        mirrors = self.metadata.cache.get(HostMirrors)
-        return mirrors if isinstance(mirrors, HostMirrors) else None
-
-    def conv(
-        self,
-        stream: str | tuple[str, ...],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        residual: bool = False,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The conv of the step's phase over x [T, D] with weight [D, W]; the slots change as the phase says.
-
-        Returns:
-            `out`, or a new [T, D] tensor of x's dtype; padded rows are 0.
-        """
-        result: Tensor = self._conv(x, weight, bias, self.state(stream), self.metadata, activation, residual, out)
-        return result
-
-    def fused(
-        self,
-        stream: str | tuple[str, ...],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual_stream: Tensor,
-        norm_weight: Tensor,
-        eps: float,
-        activation: str | None = None,
-        residual: bool = False,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Conv, add to `residual_stream` [T, D] in place, RMSNorm; decode and verify steps only.
-
-        Raises:
-            HookNotImplementedError: the backend, or the contract for this phase, has no fused hook.
-        """
-        state = self.state(stream)
-        result: Tensor = self._fused(
-            x, weight, bias, state, self.metadata, residual_stream, norm_weight, eps, activation, residual, out
-        )
-        return result
+class ConvBackend(StepHooks, ConvHooks, Protocol):
+    """What the sidecar calls: the hooks of the step and of the conv family, as a bound backend has them."""
 
 
 class ConvStateSidecar:
@@ -141,7 +71,7 @@ class ConvStateSidecar:
 
     def __init__(
         self,
-        backend: object,
+        backend: ConvBackend,
         pool: StatePool | PoolParts,
         *,
         max_batch: int,
@@ -161,7 +91,9 @@ class ConvStateSidecar:
         self._translation = SlotTranslation(own, translate, max_batch) if translate is not None else None
         self.pool = own if self._translation is None else self._translation.pool
         self._buffers = MetadataBuffers(self.limits, own.device, index_dtype)
-        self._prepare = {mode: _hook(backend, name) for mode, name in PREPARE_HOOKS.items()}
+        self._prepare: dict[ForwardMode, PrepareMetadata] = {
+            mode: _hook(backend, name) for mode, name in PREPARE_HOOKS.items()
+        }
         self._host_mirrors = host_mirrors
         self._checked = switched_on("HWBACKENDS_CHECKED")
         self._frozen: dict[str, int] | None = None  # addresses when the first graph was captured
@@ -254,9 +186,9 @@ class ConvStateSidecar:
         step = self._step
         if step is None:
             raise GraphError("conv_state_metadata: no step is prepared; call init_forward_metadata before the forward")
-        handle = step.cache.get((LayerHandle, layer_id))
-        if not isinstance(handle, LayerHandle):
-            handle = step.cache[LayerHandle, layer_id] = self._handle(step, layer_id)
+        handle = step.handles.get(layer_id)
+        if handle is None:
+            handle = step.handles[layer_id] = self._handle(step, layer_id)
         return handle
 
     # between steps
@@ -287,7 +219,8 @@ class ConvStateSidecar:
         if self._translation is not None:
             self._translation.refresh_requests(req_pool_indices)
             mamba_track_indices = self._translation.physical(mamba_track_indices)
-        _hook(self.backend, name)(
+        commit: UpdateMambaStateAfterMtpVerify = _hook(self.backend, name)
+        commit(
             self.pool,
             req_pool_indices,
             last_correct_step_indices,
@@ -352,7 +285,7 @@ class ConvStateSidecar:
     def _mirror(self, step: StepMetadata) -> None:
         if self._host_mirrors and step.forward_mode is ForwardMode.EXTEND:
             slots, flags = step.cache_indices.tolist(), step.has_initial_state.tolist()
-            step.cache[HostMirrors] = HostMirrors(slots, flags)
+            step.host_mirrors = HostMirrors(slots, flags)
 
     def _handle(self, step: StepMetadata, layer_id: int) -> LayerHandle:
         self.pool.conv_state(next(iter(self.pool.conv_streams)), layer_id)  # an unknown layer is refused here
@@ -397,22 +330,23 @@ def _pad_tail(captured: StepMetadata, live: int) -> None:
     offsets[live + 1 :].copy_(offsets[live : live + 1].expand(captured.num_reqs - live))
 
 
-def _hook(backend: object, name: str) -> Hook:
+def _hook(backend: ConvBackend, name: str) -> Any:
+    """The hook of a name; what it takes is the caller's to say."""
     function = getattr(backend, name, None)
     if not callable(function):
         raise HookNotImplementedError(f"{name}: backend {backend!r} does not have this hook")
-    result: Hook = function
-    return result
+    return function
 
 
-def _fused_hook(backend: object, mode: ForwardMode) -> Hook:
+def _fused_hook(backend: ConvBackend, mode: ForwardMode) -> ConvAddRmsnorm:
     """The fused hook of a phase, or a function that says why there is none."""
     name = FUSED_HOOKS.get(mode)
     if name is not None and callable(getattr(backend, name, None)):
-        return _hook(backend, name)
+        found: ConvAddRmsnorm = _hook(backend, name)
+        return found
     why = f"backend {backend!r} does not have {name}" if name else f"the contract has no fused hook for {mode.value}"
 
-    def missing(*args: object) -> Tensor:
+    def missing(*args: object, **kwargs: object) -> Tensor:
         raise HookNotImplementedError(f"LayerHandle.fused: {why}; call conv, add and normalise instead")
 
     return missing

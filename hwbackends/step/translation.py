@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.errors import ArgumentError, ShapeError
-from hwbackends.step.metadata import StepBatch
+from hwbackends.step.batch import StepBatch
 from hwbackends.step.pool import StatePool
 
 Translate = Callable[[Tensor], Tensor]

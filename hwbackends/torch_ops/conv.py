@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends.torch_ops.rows import masked_write, read_history, virtual_rows, window_rows
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hwbackends.step import checks
-from hwbackends.step.metadata import PADDED, StepBatch, StepMetadata
+from hwbackends.step.batch import StepBatch
+from hwbackends.step.metadata import PADDED, StepMetadata
 from hwbackends.step.pool import StatePool
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hwbackends.conv.layouts import Layout
+from hwbackends.conv.state import ConvState
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState, Layout
 
 
 def window_rows(layout: Layout, rows: int, history: int, end: Tensor) -> Tensor:

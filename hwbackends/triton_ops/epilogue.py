@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from hwbackends.conv.state import ConvState
 from hwbackends.errors import StrideError, UnsupportedError
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends.triton_ops.conv import Call, check_device, conv_constants, draft_constants, launch_conv, positions, span
 from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
 from hwbackends.triton_ops.launch import Launch, capturing, cdiv, ordered, power_of_two

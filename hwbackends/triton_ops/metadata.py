@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hwbackends.errors import ShapeError
 from hwbackends.step import checks
-from hwbackends.step.metadata import ForwardMode, StepBatch, StepMetadata
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 from hwbackends.triton_ops.commit import changed
 from hwbackends.triton_ops.conv import check_device

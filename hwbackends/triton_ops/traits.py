@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from hwbackends.conv.state import ConvState
     from hwbackends.step.metadata import StepMetadata
-    from hwbackends.step.pool import ConvState
     from hwbackends.triton_ops.launch import Launch
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hwbackends.conv.state import ConvStream
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 DIGITS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
 BITS = (1.0, 2.0, 4.0, 8.0)

@@ -22,8 +22,8 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
+from hwbackends.step.batch import ForwardMode
 from hwbackends.step.checks import checked
-from hwbackends.step.metadata import ForwardMode
 from tests.backend.lab import Lab, same_bits
 
 MakeLab = Callable[..., Lab]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hwbackends.errors import DtypeError, WidthError
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 from tests.backend.lab import BITS, DIGITS, PAD, Lab, same_bits, spelled
 
 MakeLab = Callable[..., Lab]

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from hwbackends.bench.peers.common import Peer
 from hwbackends.bench.works import prefill_of
+from hwbackends.conv.state import ConvStream
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 BATCH, DIM, WIDTH, SLOTS = 3, 5, 4, 11
 HISTORIES = (6, 0, 9)

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from hwbackends.contract.hookspecs import ProbeResult, hookimpl
+from hwbackends.conv.state import ConvState
 from hwbackends.errors import HwBackendsError
 from hwbackends.reference import plugin as reference
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState, StatePool
+from hwbackends.step.pool import StatePool
 
 Hook = Callable[..., Any]
 PREPARES = (

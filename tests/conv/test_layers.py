@@ -8,9 +8,10 @@ from torch import Tensor
 
 import hwbackends
 from hwbackends.conv.layers import ShortConvolution
+from hwbackends.conv.state import ConvStream
 from hwbackends.errors import ArgumentError, ShapeError, WidthError
-from hwbackends.step.metadata import ForwardMode, StepBatch
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 
 TAPS = torch.tensor([1.0, 10.0, 100.0, 1000.0])

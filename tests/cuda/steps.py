@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from hwbackends.conformance import oracle
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch, StepMetadata
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.conv.state import ConvStream
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
+from hwbackends.step.pool import StatePool
 
 PHASE = {
     ForwardMode.DECODE: "decode",

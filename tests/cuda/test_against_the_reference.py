@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from hwbackends.conv.state import ConvStream
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode
-from hwbackends.step.pool import ConvStream, StatePool
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.pool import StatePool
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

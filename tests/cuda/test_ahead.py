@@ -11,9 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton ships for Linux only")
 
+from hwbackends.conv.state import ConvState
 from hwbackends.cuda import ahead, conv
 from hwbackends.cuda.ahead import FetchAhead, Trail
-from hwbackends.step.pool import ConvState
 from hwbackends.triton_ops import conv as shared
 from hwbackends.triton_ops.launch import Launch
 from tests.backend.lab import Lab

@@ -12,7 +12,8 @@ import torch
 from hwbackends.cuda.ahead import FetchAhead
 from hwbackends.cuda.dependent import Chain
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
 from hwbackends.step.sidecar import ConvStateSidecar
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from hwbackends.conv.state import ConvState
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode
-from hwbackends.step.pool import ConvState, StatePool
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.pool import StatePool
 from tests.backend.lab import same_bits
 from tests.cuda.steps import PHASE, Case, Setting
 
@@ -108,7 +109,8 @@ def test_offsets_past_32_bits_are_exact(stride: int, what: str) -> None:
         x = memory.as_strided((3, 8), (stride, 1))
         x.fill_(1)
     state.tensor[2] = 1
-    from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepBatch
+    from hwbackends.step.batch import StepBatch
+    from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
 
     view = MetadataBuffers(MetadataLimits(3, 3), "cuda", torch.int64).view(ForwardMode.DECODE, 3, 3)
     rows = torch.tensor([2, -1, 1], device="cuda")
@@ -129,6 +131,6 @@ def test_offsets_past_32_bits_are_exact(stride: int, what: str) -> None:
 
 
 def _stream() -> Any:
-    from hwbackends.step.pool import ConvStream
+    from hwbackends.conv.state import ConvStream
 
     return ConvStream("k", 8, torch.bfloat16)

@@ -132,7 +132,8 @@ class TestCheckedMode:
 
     def test_on_refuses_what_only_device_memory_tells(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch = pytest.importorskip("torch", reason="the reference needs it")
-        from hwbackends.step.pool import ConvStream, StatePool
+        from hwbackends.conv.state import ConvStream
+        from hwbackends.step.pool import StatePool
 
         monkeypatch.setenv("HWBACKENDS_CHECKED", "1")
         backend = registry.load("reference")

@@ -13,7 +13,7 @@ from hwbackends.runner.drafters import NGramDrafter, SeededDrafter, missing_coun
 from hwbackends.runner.graphs import buckets
 from hwbackends.runner.prefixes import PrefixCache
 from hwbackends.runner.requests import Request
-from hwbackends.step.pool import SlotAllocator
+from hwbackends.step.slots import SlotAllocator
 
 
 def request(prompt: bytes, generated: bytes = b"", room: int = 50, request_id: int = 0) -> Request:

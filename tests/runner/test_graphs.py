@@ -18,7 +18,7 @@ from hwbackends.runner.drafters import missing_counts
 from hwbackends.runner.graphs import CudaRecorder, StepRow
 from hwbackends.runner.packed import FIRST, NOTHING, SCRATCH, Segment, pack, pack_rows
 from hwbackends.runner.serving import PackedRunner
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 from tests.engines.transformers.scenes import (
     LOGITS_BOUND,
     NEW_TOKENS,

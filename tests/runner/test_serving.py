@@ -19,7 +19,7 @@ from hwbackends.runner.graphs import CudaRecorder
 from hwbackends.runner.requests import Request, RequestState
 from hwbackends.runner.serving import PackedRunner
 from hwbackends.runner.settings import RunnerSettings
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 from hwbackends.testing.guards import no_sync
 from tests.engines.transformers.scenes import (
     CHUNK,

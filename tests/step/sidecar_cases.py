@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hwbackends import load
-from hwbackends.step.metadata import ForwardMode, StepBatch
-from hwbackends.step.pool import ConvStream, Layout, StatePool
+from hwbackends.conv.layouts import Layout
+from hwbackends.conv.state import ConvStream
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 
 WIDTH, DIM, SLOTS, REQUESTS, DRAFTS = 4, 5, 11, 13, 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hwbackends.errors import GraphLimitError, MissingArgumentError, TreeDraftsError, UnsupportedError
+from hwbackends.step.batch import ForwardMode
 from hwbackends.step.hybrid import (
     HybridAttentionBackend,
     refuse_tree_drafts,
@@ -17,7 +18,6 @@ from hwbackends.step.hybrid import (
     wrap_draft_decode_backend,
     wrap_draft_extend_backend,
 )
-from hwbackends.step.metadata import ForwardMode
 from hwbackends.testing.guards import no_sync
 from tests.step.sidecar_cases import (
     BATCH,

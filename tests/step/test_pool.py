@@ -9,6 +9,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hwbackends.conv.layouts import layout_rows
+from hwbackends.conv.state import ConvState, ConvStream
 from hwbackends.errors import (
     ArgumentError,
     DeviceError,
@@ -19,8 +21,10 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
-from hwbackends.step.metadata import ForwardMode, MetadataBuffers, MetadataLimits
-from hwbackends.step.pool import ConvState, ConvStream, PoolParts, SlotAllocator, StatePool, layout_rows
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
+from hwbackends.step.pool import PoolParts, StatePool
+from hwbackends.step.slots import SlotAllocator
 
 
 def pool(**changes: Any) -> StatePool:

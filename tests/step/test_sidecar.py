@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hwbackends import load
+from hwbackends.conv.layouts import Layout
 from hwbackends.errors import (
     ArgumentError,
     GraphError,
@@ -18,9 +19,10 @@ from hwbackends.errors import (
     ShapeError,
     TreeDraftsError,
 )
-from hwbackends.step.metadata import ForwardMode, StepBatch
-from hwbackends.step.pool import Layout, PoolParts
-from hwbackends.step.sidecar import ConvStateSidecar, HostMirrors
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.handle import HostMirrors
+from hwbackends.step.pool import PoolParts
+from hwbackends.step.sidecar import ConvStateSidecar
 from hwbackends.testing.guards import frozen_addresses, no_alloc, no_sync
 from tests.step.sidecar_cases import (
     BATCH,

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hwbackends.conv.layouts import Layout
 from hwbackends.errors import GraphLimitError, SlotError
-from hwbackends.step.metadata import PADDED, ForwardMode, StepBatch, StepMetadata
-from hwbackends.step.pool import Layout, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import PADDED, StepMetadata
+from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 from hwbackends.testing.guards import frozen_addresses, no_alloc, no_sync
 from hwbackends.testing.recorder import CpuGraph, Graph, graph_for

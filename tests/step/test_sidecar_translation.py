@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hwbackends.conv.layouts import Layout
 from hwbackends.errors import ArgumentError, ShapeError
-from hwbackends.step.metadata import ForwardMode
-from hwbackends.step.pool import Layout, StatePool
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.pool import StatePool
 from hwbackends.testing.guards import frozen_addresses
 from hwbackends.testing.recorder import CpuGraph, graph_for
 from tests.step.sidecar_cases import (

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends_numpy.arrays import Array, only_window, view
 
 

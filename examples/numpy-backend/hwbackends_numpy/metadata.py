@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hwbackends.step import checks
-from hwbackends.step.metadata import ForwardMode, StepBatch, StepMetadata
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 from hwbackends_numpy.arrays import Array, only_window, translate
 

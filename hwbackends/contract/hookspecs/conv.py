@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hwbackends.conv.state import ConvState
     from hwbackends.step.metadata import StepMetadata
-    from hwbackends.step.pool import ConvState
 
 
 class Conv(Protocol):

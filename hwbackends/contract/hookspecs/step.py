@@ -15,7 +15,8 @@ from hwbackends.contract.hookspecs import ProbeResult
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hwbackends.step.metadata import StepBatch, StepMetadata
+    from hwbackends.step.batch import StepBatch
+    from hwbackends.step.metadata import StepMetadata
     from hwbackends.step.pool import StatePool
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.errors import MissingArgumentError, TreeDraftsError, UnsupportedError
-from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
 
 
 def forward_mode(mode: Any) -> ForwardMode:

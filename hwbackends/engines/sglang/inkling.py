@@ -18,7 +18,7 @@ from hwbackends.engines.sglang.pools import wrap_pool
 from hwbackends.engines.sglang.steps import Limits, Steps
 from hwbackends.errors import UnsupportedError
 from hwbackends.registry.loading import load
-from hwbackends.step.sidecar import LayerHandle
+from hwbackends.step.handle import LayerHandle
 
 FUSED_SWITCHES = (
     "SGLANG_OPT_USE_INKLING_FUSED_AR_SCONV_NORM",
@@ -91,7 +91,7 @@ class InklingConvStateBackend(InklingShortConvAttnBackend):  # type: ignore[misc
         handle = self.steps.handle(layer_id, forward_batch)
         if handle is None:
             return InklingShortConvMetadata()
-        cache = handle.metadata.cache
+        cache = handle.metadata.engine
         found = cache.get((InklingConvStateBackend, layer_id))
         if found is None:
             found = cache[InklingConvStateBackend, layer_id] = _as_sglang(handle)

@@ -19,7 +19,7 @@ from hwbackends.engines.sglang.pools import wrap_pool
 from hwbackends.engines.sglang.steps import Limits, Steps
 from hwbackends.errors import GraphError, UnsupportedError
 from hwbackends.registry.loading import load
-from hwbackends.step.sidecar import HostMirrors, LayerHandle
+from hwbackends.step.handle import HostMirrors, LayerHandle
 
 STREAM = "conv"
 
@@ -88,7 +88,7 @@ class ShortConvStateBackend(ShortConvAttnBackend):  # type: ignore[misc]
         handle = self.steps.handle(layer_id, forward_batch)
         if handle is None:
             raise GraphError("conv_state_metadata: no step is prepared; call init_forward_metadata before the forward")
-        cache = handle.metadata.cache
+        cache = handle.metadata.engine
         found = cache.get((ShortConvStateBackend, layer_id))
         if not isinstance(found, ShortConvStep):
             found = cache[ShortConvStateBackend, layer_id] = self._step(handle)

@@ -12,9 +12,10 @@ from torch import Tensor
 from hwbackends.engines.sglang.batches import Batches, forward_mode, settle
 from hwbackends.engines.sglang.pools import draft_extend_pool
 from hwbackends.errors import GraphError, GraphLimitError
-from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.handle import LayerHandle
 from hwbackends.step.pool import StatePool
-from hwbackends.step.sidecar import ConvStateSidecar, LayerHandle
+from hwbackends.step.sidecar import ConvBackend, ConvStateSidecar
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Steps:
 
     def __init__(
         self,
-        backend: object,
+        backend: ConvBackend,
         req_to_token_pool: Any,
         pool: StatePool,
         limits: Limits,

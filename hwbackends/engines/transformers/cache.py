@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
+from hwbackends.conv.layouts import Layout
 from hwbackends.engines.transformers.models import AttentionShape, ModelSpec, describe
 from hwbackends.engines.transformers.patches import patch_model
 from hwbackends.errors import ArgumentError, UnsupportedError
-from hwbackends.step.metadata import ForwardMode, StepBatch
-from hwbackends.step.pool import Layout, StatePool
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 
 

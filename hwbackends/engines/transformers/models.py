@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hwbackends.conv.state import ConvStream
 from hwbackends.errors import UnsupportedError
-from hwbackends.step.pool import ConvStream
 
 MIN_VERSION = (5, 17)
 """First release of Transformers whose InklingForCausalLM and Lfm2ForCausalLM this adapter was run with."""

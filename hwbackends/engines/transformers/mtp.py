@@ -18,7 +18,7 @@ from hwbackends.errors import UnsupportedError
 from hwbackends.runner.drafters import Drafter, DrafterHost
 from hwbackends.runner.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
 from hwbackends.runner.requests import Request
-from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 

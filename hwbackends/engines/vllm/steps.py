@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hwbackends.step.metadata import ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.handle import LayerHandle
 from hwbackends.step.pool import StatePool
-from hwbackends.step.sidecar import ConvStateSidecar, LayerHandle
+from hwbackends.step.sidecar import ConvBackend, ConvStateSidecar
 
 LAYER = 0
 """vLLM gives each layer a cache of its own: a pool has one layer, and a stream per layer of vLLM."""
@@ -97,7 +98,7 @@ class Steps:
         resolutions: preparations launched from Python so far; a replay is not counted.
     """
 
-    def __init__(self, backend: object, drafts: int, max_batch: int, max_tokens: int) -> None:
+    def __init__(self, backend: ConvBackend, drafts: int, max_batch: int, max_tokens: int) -> None:
         self._backend, self._tokens_per_req = backend, drafts + 1
         self._max_batch, self._max_tokens = max_batch, max_tokens
         self._bound: dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ from hwbackends.errors import (
     UnsupportedError,
 )
 from hwbackends.registry.loading import load
-from hwbackends.step.metadata import ForwardMode
+from hwbackends.step.batch import ForwardMode
 
 S, D, N, ROWS, SLOTS, LAYERS = 3, 5, 4, 6, 11, 2
 

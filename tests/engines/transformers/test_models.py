@@ -13,11 +13,11 @@ import torch
 import transformers
 from torch import nn
 
+from hwbackends.conv.state import ConvStream
 from hwbackends.engines import transformers as adapter
 from hwbackends.engines.transformers import models, patches
 from hwbackends.engines.transformers.tiny import stock_answer, tiny_model
 from hwbackends.errors import UnsupportedError
-from hwbackends.step.pool import ConvStream
 from tests.engines.transformers.scenes import PROMPTS, answer
 from tests.engines.transformers.scenes import models as both_models
 
