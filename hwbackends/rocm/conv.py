@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hwbackends.conv.state import ConvState
 from hwbackends.rocm.traits import traits_of
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import ConvState
 from hwbackends.triton_ops import conv
 
 

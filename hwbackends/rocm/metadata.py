@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hwbackends.rocm.traits import traits_of
-from hwbackends.step.metadata import StepBatch, StepMetadata
+from hwbackends.step.batch import StepBatch
+from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 from hwbackends.triton_ops.metadata import prepare
 

@@ -177,7 +177,7 @@ def activate() -> None:
         _watch_accepted(hybrid, "update_mamba_state_after_mtp_verify", "last_correct_step_indices")
     if os.environ.get("HWBACKENDS_SGLANG") == "1":
         from hwbackends.engines.sglang.steps import Steps
-        from hwbackends.step.sidecar import LayerHandle
+        from hwbackends.step.handle import LayerHandle
 
         for name in ("eager", "out_graph", "in_graph", "commit"):
             count(Steps, name, f"hwbackends.Steps.{name}")
