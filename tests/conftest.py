@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hwbackends.registry import candidates
+from tests.gpu import GPU, missing_gpu, visible
 from tests.registry import fake_plugins
 from tests.registry.fake_plugins import Site
 
@@ -21,24 +22,20 @@ settings.register_profile("thorough", parent=settings.get_profile("default"), ma
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def _has_cuda() -> bool:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return False
-    return torch.cuda.is_available()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out unless `-m` names them; CUDA tests on a machine without a GPU say so."""
+    """Leave slow tests out unless `-m` names them. Tests for a GPU (`cuda`) are `rocm` tests too: the same bodies run
+    on either vendor's device, over the backend that serves it. Without such a device they say so."""
     expression = str(config.getoption("markexpr"))
+    for item in items:
+        if item.get_closest_marker("cuda") is not None:
+            item.add_marker(pytest.mark.rocm)
     kept = [item for item in items if item.get_closest_marker("slow") is None or "slow" in expression]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
-    marked = [item for item in items if item.get_closest_marker("cuda") is not None]
-    if marked and not _has_cuda():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    missing = missing_gpu(expression, GPU, visible())
+    for item in items:
+        if missing and item.get_closest_marker("rocm") is not None:
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Runs this folder once per backend and layout: the reference on the CPU always, `cuda` on a GPU (`-m cuda`)."""
+"""Runs this folder once per backend and layout: the reference on the CPU always, `cuda` or `rocm` on a GPU (`-m
+cuda`, `-m rocm`)."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from functools import partial
 import pytest
 
 from tests.backend.lab import Lab
+from tests.gpu import GPU
 
 BACKENDS = [
     pytest.param(("reference", "cpu"), id="reference"),
-    pytest.param(("cuda", "cuda"), id="cuda", marks=pytest.mark.cuda),
+    pytest.param((GPU, "cuda"), id=GPU, marks=pytest.mark.cuda),
 ]
 LAYOUTS = ["window", "ring", "lazy"]
 

@@ -13,6 +13,7 @@ from hwbackends.step.batch import ForwardMode
 from hwbackends.step.pool import StatePool
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
+from tests.gpu import GPU
 
 pytestmark = pytest.mark.cuda
 LAYOUTS = ["window", "ring", "lazy"]
@@ -23,7 +24,7 @@ HALF = [torch.float16, torch.bfloat16]
 def compare(setting: Setting, mode: ForwardMode) -> None:
     ours, theirs = Case(setting, "cuda"), Case(setting, "cuda")
     exact, bound = ours.allowed(mode)
-    found, y = ours.run(load("cuda", "cuda"), mode, out=torch.full_like(ours.inputs(ours.batch(mode)), float("nan")))
+    found, y = ours.run(load(GPU, "cuda"), mode, out=torch.full_like(ours.inputs(ours.batch(mode)), float("nan")))
     wanted, z = theirs.run(load("reference", "cuda"), mode)
     for name, tensor in found.tensors().items():
         if name == "seq_idx" and mode is not ForwardMode.EXTEND:
@@ -79,7 +80,7 @@ def test_odd_and_large_widths_of_channels(layout: str, dim: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_token_has_the_same_bits_in_every_phase(layout: str, activation: str | None, dtype: torch.dtype) -> None:
     setting = Setting(layout=layout, dim=264, dtype=dtype, activation=activation, residual=True, bias=True, track=False)
-    hooks = load("cuda", "cuda")
+    hooks = load(GPU, "cuda")
     verified = Case(setting, "cuda")
     _, drafts = verified.run(hooks, ForwardMode.TARGET_VERIFY)
     drafts = drafts.view(setting.requests, DRAFTS, -1)
@@ -116,7 +117,7 @@ def test_the_fused_epilogue_keeps_state_and_stream_as_the_reference(
 ) -> None:
     setting = Setting(layout=layout, dim=dim, dtype=dtype, residual=True)
     outputs, streams, cases = [], [], []
-    for backend in ("cuda", "reference"):
+    for backend in (GPU, "reference"):
         case, hooks = Case(setting, "cuda"), load(backend, "cuda")
         batch = case.batch(mode)
         view = case.prepare(hooks, batch)
@@ -145,7 +146,7 @@ def test_commit_copy_and_clear_move_the_bits_that_the_reference_moves(
     layout: str, track: bool, ssm: tuple[int, ...] | None, translated: bool
 ) -> None:
     pools = []
-    for backend in ("cuda", "reference"):
+    for backend in (GPU, "reference"):
         generator = torch.Generator().manual_seed(5)
         table = None
         if translated:

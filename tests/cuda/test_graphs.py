@@ -13,6 +13,7 @@ from hwbackends.step.metadata import MetadataBuffers, MetadataLimits
 from hwbackends.step.sidecar import ConvStateSidecar
 from tests.backend.lab import same_bits
 from tests.cuda.steps import DRAFTS, PHASE, Case, Setting
+from tests.gpu import GPU
 
 pytestmark = pytest.mark.cuda
 LAYOUTS = ["window", "ring", "lazy"]
@@ -22,7 +23,7 @@ RECORDED = [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXT
 class Step:
     """Prepare and conv of one phase over static inputs; `eager` and a captured graph run the same thing."""
 
-    def __init__(self, setting: Setting, mode: ForwardMode, backend: str = "cuda") -> None:
+    def __init__(self, setting: Setting, mode: ForwardMode, backend: str = GPU) -> None:
         self.case, self.mode, self.hooks = Case(setting, "cuda"), mode, load(backend, "cuda")
         self.batch = self.case.batch(mode)
         self.batch.num_reqs = setting.requests
@@ -136,7 +137,7 @@ def test_a_prefill_graph_reads_metadata_that_is_prepared_before_each_replay(layo
 
 
 def test_a_prefill_captured_before_the_decode_limits_are_known_keeps_its_addresses() -> None:
-    case, hooks = Case(Setting(layout="ring", dim=72, dtype=torch.bfloat16, track=False), "cuda"), load("cuda", "cuda")
+    case, hooks = Case(Setting(layout="ring", dim=72, dtype=torch.bfloat16, track=False), "cuda"), load(GPU, "cuda")
     sidecar = ConvStateSidecar(hooks, case.pool, max_batch=16, max_tokens=256, draft_tokens=DRAFTS)
     batch = case.batch(ForwardMode.EXTEND)
     x = case.inputs(batch)
@@ -181,7 +182,7 @@ def test_preparation_is_one_launch_in_every_phase() -> None:
 
 def test_a_batch_of_seventy_thousand_requests_is_prepared_right() -> None:
     count = 70_000
-    case, hooks = Case(Setting(layout="window", dim=1, track=False), "cuda"), load("cuda", "cuda")
+    case, hooks = Case(Setting(layout="window", dim=1, track=False), "cuda"), load(GPU, "cuda")
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(0, 4, (count,), generator=generator)
     rows = torch.full((count,), 2)

@@ -14,6 +14,7 @@ from hwbackends.step.batch import ForwardMode
 from hwbackends.step.pool import StatePool
 from tests.backend.lab import same_bits
 from tests.cuda.steps import PHASE, Case, Setting
+from tests.gpu import GPU
 
 pytestmark = pytest.mark.cuda
 MODES = list(PHASE)
@@ -21,10 +22,13 @@ MODES = list(PHASE)
 
 def choose(monkeypatch: pytest.MonkeyPatch, block: int, warps: int, tile: int) -> None:
     from hwbackends.cuda import tuning
+    from hwbackends.rocm.tuning import Tuning
 
-    monkeypatch.setattr(tuning, "decode", lambda rows, dim: (block, warps))
-    monkeypatch.setattr(tuning, "draft", lambda requests, dim: (block, warps))
-    monkeypatch.setattr(tuning, "extend", lambda tokens, dim: (block, tile, warps))
+    place: Any = Tuning if GPU == "rocm" else tuning
+    # the arguments are the same but for a self
+    monkeypatch.setattr(place, "decode", lambda *sizes: (block, warps))
+    monkeypatch.setattr(place, "draft", lambda *sizes: (block, warps))
+    monkeypatch.setattr(place, "extend", lambda *sizes: (block, tile, warps))
 
 
 @pytest.mark.parametrize("layout", ["window", "ring", "lazy"])
@@ -35,7 +39,7 @@ def test_a_hundred_repeats_with_unusual_blocks_equal_the_reference(
     setting = Setting(
         layout=layout, dim=1037, dtype=torch.float16, state_dtype=torch.float32, residual=True, eighths=True
     )
-    hooks, wanted = load("cuda", "cuda"), Case(setting, "cuda")
+    hooks, wanted = load(GPU, "cuda"), Case(setting, "cuda")
     wanted.run(load("reference", "cuda"), mode)
     for block, warps, tile in ((32, 1, 1), (64, 8, 2), (128, 2, 16), (512, 8, 3), (2048, 16, 5), (256, 4, 7)):
         choose(monkeypatch, block, warps, tile)
@@ -51,7 +55,7 @@ def test_a_hundred_repeats_with_unusual_blocks_equal_the_reference(
 @pytest.mark.parametrize("mode", MODES)
 def test_strides_of_x_weight_and_out_change_no_bit(mode: ForwardMode) -> None:
     setting = Setting(layout="ring", dim=72, dtype=torch.bfloat16, residual=True)
-    hooks = load("cuda", "cuda")
+    hooks = load(GPU, "cuda")
     plain, strided, scattered = (Case(setting, "cuda") for _ in range(3))
     _, y = plain.run(hooks, mode)
     x = plain.inputs(plain.batch(mode))
@@ -83,7 +87,7 @@ def test_a_pool_with_channels_outside_rows_gives_the_same_bits(layout: str, mode
         track_interval=turned.pool.track_interval,
     )
     turned.state = turned.pool.conv_state("k", 0)
-    hooks = load("cuda", "cuda")
+    hooks = load(GPU, "cuda")
     _, y = plain.run(hooks, mode)
     _, z = turned.run(hooks, mode)
     assert torch.equal(y, z)
@@ -95,7 +99,7 @@ def test_a_pool_with_channels_outside_rows_gives_the_same_bits(layout: str, mode
 def test_offsets_past_32_bits_are_exact(stride: int, what: str) -> None:
     if torch.cuda.mem_get_info()[0] < 8 * stride:
         pytest.skip(f"needs {8 * stride >> 30} GiB of free device memory")
-    hooks = load("cuda", "cuda")
+    hooks = load(GPU, "cuda")
     taps = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.bfloat16, device="cuda").expand(8, 4)
     pool = StatePool(
         [_stream()], num_slots=3, width=4, device="cuda", request_rows=3, layout="window", draft_token_num=1

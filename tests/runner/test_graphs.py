@@ -32,13 +32,14 @@ from tests.engines.transformers.scenes import (
     serve_all,
     stock_model,
 )
+from tests.gpu import GPU
 
 places = pytest.mark.parametrize(
     ("backend", "device"),
     [
         pytest.param("reference", "cpu", id="reference-cpu"),
         pytest.param("reference", "cuda", id="reference-cuda", marks=pytest.mark.cuda),
-        pytest.param("cuda", "cuda", id="cuda", marks=pytest.mark.cuda),
+        pytest.param(GPU, "cuda", id=GPU, marks=pytest.mark.cuda),
     ],
 )
 
