@@ -114,7 +114,9 @@ class Store:
         """
         found: dict[bytes, bytes] = {}
         with self._database() as database:  # what goes wrong in it ends here
-            for digest in digests if database is not None else ():
+            for digest in digests:
+                if database is None:
+                    break
                 for data, outside, inside in database.execute(_ASK, (digest,)):
                     if tops.isdisjoint(outside.split()) and tops.issuperset(inside.split()):
                         found[digest] = data

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from . import platforms, workers
-from .bind import Mismatch, Passed, bind, leftover
+from .bind import Leftover, Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
 from .elsewhere import Elsewhere
 from .failures import Failures
@@ -534,13 +534,13 @@ class Drift:
         return rejected
 
     def _forwarded_call(
-        self, candidate: Candidate, call: Call, rest: object, passed: Passed, popped: tuple[str, ...], depth: int
+        self, candidate: Candidate, call: Call, rest: Leftover, passed: Passed, popped: tuple[str, ...], depth: int
     ) -> Verdict | None:
-        if self._tested_before(candidate, call):
+        if self._tested_before(candidate, call) or self._asks_for_arguments(candidate, call, rest):
             return None
         signature = candidate.signature
-        positional = rest.npos if call.star == signature.vararg and call.star else 0  # type: ignore[attr-defined]
-        handed = tuple(k for k in rest.keywords if k not in popped) if call.kwstar == signature.kwarg else ()  # type: ignore[attr-defined]
+        positional = rest.npos if call.star == signature.vararg and call.star else 0
+        handed = tuple(k for k in rest.keywords if k not in popped) if call.kwstar == signature.kwarg else ()
         unknown_star = call.star is not None and (call.star != signature.vararg or passed.star)
         unknown_kwstar = call.kwstar is not None and (call.kwstar != signature.kwarg or passed.kwstar)
         onward = Passed(call.npos + positional, call.keywords + handed, unknown_star, unknown_kwstar)
@@ -556,6 +556,14 @@ class Drift:
         """Whether a forwarder asks first what it was given: ``if isinstance(x, A): return g(*args, **kwargs)``."""
         conditions = self.inference.chain(candidate.ref[0], call.guard)
         return any(asks_for_kind(test) for test, _ in conditions)
+
+    def _asks_for_arguments(self, candidate: Candidate, call: Call, rest: Leftover) -> bool:
+        """``if args: return g(*args)`` is not reached without any; ``if not args:`` not with some."""
+        given = {candidate.signature.vararg: rest.npos > 0, candidate.signature.kwarg: bool(rest.keywords)}
+        return any(
+            test is not None and test[0] == "n" and given.get(test[1], holds) != holds
+            for test, holds in self.inference.chain(candidate.ref[0], call.guard)
+        )
 
     def _reach_behind(self, candidate: Candidate, call: Call) -> Reach | None:
         key = (candidate.ref, candidate.owner, id(call))
@@ -823,6 +831,8 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "high" if item.complete else "medium"
     if item.divided:
         return "high" if item.complete else "medium"
+    if item.untyped and item.verdict.mismatch.excess:
+        return "low"  # two methods of one name that count their arguments differently: nothing says they are one
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
     outnumbered = len(item.accepting) >= 3 * item.rejecting

@@ -74,6 +74,8 @@ _SAME = frozenset(
 )
 _MANAGERS = frozenset(["contextmanager", "asynccontextmanager"])
 _ELEMENTS = frozenset(["values", "get", "pop", "popleft", "popitem", "setdefault", "copy"])
+# Resolvers that call the class as well.
+_INSTANTIATE = frozenset({"instantiate", "create_instance", "get_instance", "load_and_instantiate"})
 _RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
 
 
@@ -260,7 +262,7 @@ class Inference:
         number, line, guard = context.scope, context.line, context.guard
         while number >= 0:
             scope = scopes[number]
-            if name in scope.bindings and (scope.kind != "c" or number == context.scope):
+            if name in scope.bindings and (scope.kind != "c" or _in_body(scope, name, number == context.scope, line)):
                 bindings = self._reaching(scope.bindings[name], context.file, line, guard)
                 receiver = self._receiver(name, bindings, context, number)
                 values = receiver or self._bound(bindings, context, number, guard)
@@ -429,7 +431,10 @@ class Inference:
             if value[0] == "C":  # a generic class with its arguments, or an enum member
                 found.add(("I", value[1], True) if self.program.is_enum(value[1]) else value)
             elif value[0] in "EZ":
-                found |= elements(frozenset({value}))
+                inside = elements(frozenset({value}))
+                # A dict of options has another kind of value under each of its keys.
+                mixed = UNKNOWN in inside and isinstance(index, tuple) and index[:1] == ("s",)
+                found |= ANY if mixed else inside
             elif value[0] == "I":
                 found |= self._returns_of_method(value, "__getitem__")
             else:
@@ -637,7 +642,11 @@ class Inference:
         if name == "__class__":
             return frozenset({("C", ref, value[2])})
         found = set(self._members_as_values(self.program.members(ref, name), value, missing=NOTHING))
-        found |= self._assigned(self.program.mro(ref), name, value)
+        order = self.program.mro(ref)
+        if any(name in self.program.scope(item).attributes for item in order):
+            # widget = Widget in the body, self.widget = widget() in a method: the instance has no class there
+            found = {v for v in found if v[0] != "C"}
+        found |= self._assigned(order, name, value)
         informative = {v for v in found if v[0] not in "UX"}
         if not informative and not value[2]:
             found |= self._assigned(self.program.descendants(ref)[1:40], name, value)
@@ -701,8 +710,7 @@ class Inference:
         file = member.owner[0]
         if value is not None and value[0] == "F" and not descriptor:
             return self._method_value((file, value[1]), receiver)
-        patched = self.program.scope(member.owner).kind != "c"
-        context = Context(file, member.owner[1], member.binding[0] if patched else 0, member.binding[1], receiver[1])
+        context = Context(file, member.owner[1], member.binding[0], member.binding[1], receiver[1])
         values = self.evaluate(value, context)
         if descriptor == "staticmethod":
             return values
@@ -713,7 +721,7 @@ class Inference:
             )
         if descriptor == "classmethod":
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
-        if value is not None and value[0] in "na" and receiver[0] == "I":
+        if value is not None and value[0] in "nac" and receiver[0] == "I":
             # A plain function found on the class binds like a method.
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
         return values
@@ -870,6 +878,8 @@ class Inference:
                 for value in self.evaluate(arg, context):
                     if value[0] == "S":
                         found |= self.named_class(value[1], context.file)
+        if last_name(expr[1]) in _INSTANTIATE:
+            found = {("I", v[1], v[2]) for v in found}
         return frozenset(found) or values
 
     def named_class(self, dotted: str, file: int) -> Values:
@@ -949,6 +959,11 @@ class Inference:
                 if binding[2] is not None and binding[2][0] == "F" and (item[0], binding[2][1]) != ref:
                     found.append((item[0], binding[2][1]))
         return found
+
+
+def _in_body(scope: Scope, name: str, inside: bool, line: int) -> bool:
+    """Whether a class body has given a name a value where a line of that body uses it; before, it means another."""
+    return inside and (not line or any(binding[0] < line for binding in scope.bindings[name]))
 
 
 def _bound_by_hand(value: Expr) -> tuple[bool, Expr]:

@@ -168,6 +168,8 @@ class Program:
     def link(self, bases: dict[Ref, list[Ref]], external: dict[Ref, frozenset[str]]) -> None:
         """Set every class's bases; afterwards MRO and descendants can be asked."""
         self.bases, self.external = bases, external
+        for memo in (self._mro, self._descendants, self._hidden):
+            memo.clear()  # what was asked on the way here knew no bases
         for ref, parents in bases.items():
             for parent in parents:
                 self.children[parent].append(ref)
