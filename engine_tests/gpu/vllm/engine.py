@@ -4,7 +4,7 @@ stdout. Two of them, stock and plugin, can so be measured in turns on one GPU; s
     python engine.py FOLDER OPTIONS        OPTIONS: JSON, arguments of `vllm.LLM`, and `count_convs`
 
 Requests, by `do`:
-    measure  {batch, prompt, steps, rounds}: prefill and decode steps of `batch` requests of `prompt` tokens
+    measure  {batch, prompt, steps}: prefill and decode steps of `batch` requests of `prompt` tokens
     profile  {batch, prompt, steps, trace}: torch's profiler over `steps` decode steps; a summary
     generate {prompts, new}: greedy tokens
     stop     {}
@@ -12,6 +12,7 @@ Requests, by `do`:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -44,6 +45,18 @@ class Watch:
 
         setattr(owner, name, timed)
 
+    def over_collector(self, label: str) -> None:
+        """Measure Python's cycle collector from now on."""
+        begun = [0.0]
+
+        def note(phase: str, info: dict[str, int]) -> None:
+            if phase == "start":
+                begun[0] = time.perf_counter()
+            else:
+                self.seconds[label] += time.perf_counter() - begun[0]
+
+        gc.callbacks.append(note)
+
     def clear(self) -> None:
         """Start anew."""
         self.seconds.clear()
@@ -61,6 +74,7 @@ def watch_engine() -> Watch:
     watch.over(builder, "update_block_table", "builder")
     if torch.cuda.is_available():
         watch.over(torch.cuda.Event, "synchronize", "waiting")
+    watch.over_collector("collector")
     return watch
 
 
@@ -118,30 +132,24 @@ class Requests:
 WARM = 8
 
 
-def measure(requests: Requests, watch: Watch, batch: int, prompt: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Medians of decode steps over all rounds, and the fastest prefill."""
-    prefills, medians, host, builder, means = [], [], [], [], []
-    for _ in range(rounds):
-        prefills.append(requests.start(batch, prompt, steps + 2 * WARM))
-        requests.steps(WARM)
-        watch.clear()
-        taken = requests.steps(steps)
-        total = sum(taken)
-        medians.append(statistics.median(taken) * 1e3)
-        means.append(total / steps * 1e3)
-        host.append((total - watch.seconds["waiting"]) / steps * 1e3)
-        builder.append(watch.seconds["builder"] / steps * 1e3)
-        requests.finish()
+def measure(requests: Requests, watch: Watch, batch: int, prompt: int, steps: int) -> dict[str, Any]:
+    """One prefill, and so many decode steps behind it: their median and mean, and of the mean what the host did without
+    waiting for the GPU, in the conv's metadata builder, and in Python's cycle collector."""
+    prefill = requests.start(batch, prompt, steps + 2 * WARM)
+    requests.steps(WARM)
+    watch.clear()
+    taken = requests.steps(steps)
+    total, spent = sum(taken), watch.seconds.copy()
+    requests.finish()
     return {
         "batch": batch,
         "prompt": prompt,
-        "decode_ms": statistics.median(medians),
-        "decode_mean_ms": min(means),
-        "host_ms": statistics.median(host),
-        "builder_ms": statistics.median(builder),
-        "prefill_tokens_per_s": batch * prompt / min(prefills),
-        "decode_ms_of_rounds": medians,
-        "prefill_s_of_rounds": prefills,
+        "decode_ms": statistics.median(taken) * 1e3,
+        "mean_ms": total / steps * 1e3,
+        "host_ms": (total - spent["waiting"]) / steps * 1e3,
+        "builder_ms": spent["builder"] / steps * 1e3,
+        "collector_ms": spent["collector"] / steps * 1e3,
+        "prefill_tokens_per_s": batch * prompt / prefill,
     }
 
 
