@@ -100,7 +100,7 @@ def _apart(found: Mapping[str, Contract]) -> Contracts:
     return contracts
 
 
-_PARAMETER: Kinds = {
+PARAMETER: Kinds = {
     "optional": bool,
     "default": (str, int, float, bool, type(None)),
     "since": str,
@@ -112,7 +112,7 @@ _PARAMETER: Kinds = {
     "mutated": bool,
     "doc": str,
 }
-_HOOK: Kinds = {
+HOOK: Kinds = {
     "name": str,
     "since": str,
     "optional": bool,
@@ -125,10 +125,10 @@ _HOOK: Kinds = {
     "returns": dict,
     "clauses": list,
 }
-_TABLES: Kinds = {"dtype_sets": dict, "dimensions": dict, "layouts": dict, "forward_modes": dict}
-_TOP: Kinds = {"contract": str, "version": str, "types": dict, "hooks": list}
+TABLES: Kinds = {"dtype_sets": dict, "dimensions": dict, "layouts": dict, "forward_modes": dict}
+TOP: Kinds = {"contract": str, "version": str, "types": dict, "hooks": list}
 _PYTHON_TYPES = {"Tensor", "dict[str, Tensor]", "ForwardMode", "str", "int", "float", "bool", "None"}
-_CLAUSE_ID = re.compile(r"[A-Z]+(-[A-Z]+)+-\d\d")
+CLAUSE_ID = re.compile(r"[A-Z]+(-[A-Z]+)+-\d\d")
 _VERSION = re.compile(r"\d+\.\d+")
 _DIMENSION = re.compile(r"[A-Za-z_]\w*")
 
@@ -142,8 +142,8 @@ class _Reader:
         self.imported = tuple(imported)
 
     def contract(self) -> Contract:
-        top = self.document.mapping((), required=_TOP, optional={**_TABLES, "imports": list})
-        self.top = {**top, **{name: self._visible(name, top.get(name, {})) for name in (*_TABLES, "types")}}
+        top = self.document.mapping((), required=TOP, optional={**TABLES, "imports": list})
+        self.top = {**top, **{name: self._visible(name, top.get(name, {})) for name in (*TABLES, "types")}}
         self._version(("version",), top["version"])
         if top["contract"] != self.document.path.stem:
             raise self.error(("contract",), f"got {top['contract']!r}, wanted {self.document.path.stem!r}, as the file")
@@ -188,7 +188,7 @@ class _Reader:
         return (*before, *found)
 
     def _hook(self, keys: Keys) -> Hook:
-        data = self.document.mapping(keys, required=_HOOK, optional={"doc": str, "forward_modes": list})
+        data = self.document.mapping(keys, required=HOOK, optional={"doc": str, "forward_modes": list})
         if not data["name"].isidentifier():
             raise self.error((*keys, "name"), f"got {data['name']!r}, wanted a Python name")
         if data["may_allocate"] not in (True, False, "output"):
@@ -200,7 +200,7 @@ class _Reader:
         parameters = self._parameters((*keys, "parameters"), len(data["parameters"]), required=needed)
         self._defaults_last((*keys, "parameters"), parameters)
         self._returns((*keys, "returns"))
-        flags = {name: data[name] for name in _HOOK if name not in ("parameters", "clauses")}
+        flags = {name: data[name] for name in HOOK if name not in ("parameters", "clauses")}
         clauses = self._clauses((*keys, "clauses"), len(data["clauses"]))
         return Hook(**flags, forward_modes=self._modes(keys, data), parameters=parameters, clauses=clauses)
 
@@ -214,7 +214,7 @@ class _Reader:
         return tuple(data.get("forward_modes", ()))
 
     def _parameters(self, keys: Keys, count: int, required: Kinds) -> tuple[Parameter, ...]:
-        optional = {name: kind for name, kind in _PARAMETER.items() if name not in required}
+        optional = {name: kind for name, kind in PARAMETER.items() if name not in required}
         found: dict[str, Parameter] = {}
         for index in range(count):
             place = (*keys, index)
@@ -249,7 +249,7 @@ class _Reader:
         clauses = []
         for index in range(count):
             data = self.document.mapping((*keys, index), required={"id": str, "text": str}, optional={})
-            if not _CLAUSE_ID.fullmatch(data["id"]):
+            if not CLAUSE_ID.fullmatch(data["id"]):
                 raise self.error((*keys, index, "id"), f"got {data['id']!r}, wanted an id such as CS-VERIFY-03")
             clauses.append(Clause(**data))
         return tuple(clauses)
@@ -325,7 +325,7 @@ class _Description:
         )
 
     def _parameter(self, keys: Keys) -> Parameter:
-        kinds: Kinds = {"optional": bool, "default": _PARAMETER["default"], "any_name": bool}
+        kinds: Kinds = {"optional": bool, "default": PARAMETER["default"], "any_name": bool}
         data = self.document.mapping(keys, required={"name": str}, optional=kinds, closed=False)
         has_default = "default" in data
         optional = data.get("optional", has_default)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hwbackends.conv.state import ConvState
 from hwbackends.errors import (
@@ -30,6 +29,7 @@ from hwbackends.errors import (
     WidthError,
 )
 from hwbackends.step.batch import UNIFORM_DRAFT_MODES, ForwardMode, StepBatch
+from hwbackends.step.capturing import capturing
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 from hwbackends.step.rules import BATCH_TENSORS, MODE_OF_HOOK
@@ -293,23 +293,13 @@ def checked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _capturing():
+        if not capturing():
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             deep(hook, bound.arguments)
         return function(*args, **kwargs)
 
     return call
-
-
-def _capturing() -> bool:
-    """Whether a graph, or a recorder that stands for one, records what is launched now."""
-    if any(getattr(mode, "is_graph", False) for mode in _get_current_dispatch_mode_stack()):
-        return True
-    for device in (torch.cuda, getattr(torch, "npu", None)):
-        if device is not None and device.is_initialized() and device.is_current_stream_capturing():
-            return True
-    return False
 
 
 def _deep_prepare(hook: str, arguments: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hwbackends.errors import GraphError, SyncError
+from hwbackends.step.capturing import RECORDERS
 from hwbackends.testing.guards import UNSEEN_FUNCTIONS, decomposed, storages, sync_reason, tensors
 
 POISON_BYTE = 0xFF
@@ -140,15 +141,17 @@ class _HostFunctions(TorchFunctionMode):
 
 
 class _Recorder(TorchDispatchMode):
-    is_graph = True
-    """Tells `checks.checked` that nothing may wait for the device now."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
         self.owned: dict[int, torch.UntypedStorage] = {}
         self._unfilled: set[int] = set()
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    @staticmethod
+    def records_now() -> bool:
+        """Whether a recorder stands for a graph at this moment."""
+        return any(isinstance(mode, _Recorder) for mode in _get_current_dispatch_mode_stack())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -213,6 +216,9 @@ class _Recorder(TorchDispatchMode):
                 _bytes(storage)[: bytes_before.nbytes()].copy_(_bytes(bytes_before))
         for storage in self.owned.values():
             _bytes(storage).fill_(POISON_BYTE)
+
+
+RECORDERS.append(_Recorder.records_now)
 
 
 def _refuse_unrecordable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
