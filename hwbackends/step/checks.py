@@ -184,7 +184,7 @@ def conv(
         _out(hook, x, out)
     if metadata.cache_indices.device != device:
         raise DeviceError(hook, "metadata", metadata.cache_indices.device, f"{device}, as the state")
-    if hook in ("conv_target_verify", "fused_target_verify_add_rmsnorm", "conv_draft_extend"):
+    if metadata.forward_mode in UNIFORM_DRAFT_MODES:
         _draft_room(hook, state, metadata)
 
 

@@ -1,0 +1,45 @@
+"""What the code base holds itself to, counted by its own tools."""
+
+from __future__ import annotations
+
+import runpy
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SIZE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "size.py"))
+FIGURES: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "figures.py"))
+
+
+def test_no_function_is_longer_than_62_lines_and_the_median_is_at_most_6() -> None:
+    each = list(SIZE["functions"](SIZE["sources"]("hwbackends")))
+    assert len(each) > 1000
+    assert [f"{f.path}: {f.name}, {f.lines} lines" for f in each if f.lines > 62] == []
+    assert statistics.median(f.lines for f in each) <= 6
+
+
+def test_lines_of_code_leave_out_blank_lines_comments_and_docstrings() -> None:
+    text = '"""A page."""\n\n# why\nX = (\n    1,\n)\n\n\ndef f():\n    """What."""\n    return """text"""\n'
+    assert SIZE["lines_of"](text) == 5
+    (function,) = SIZE["functions"]({"a.py": text})
+    assert (function.name, function.lines) == ("f", 2)
+    assert not list(SIZE["functions"]({"a/kernels_conv.py": text}))
+
+
+@pytest.mark.parametrize("rule", FIGURES["RULES"], ids=lambda rule: rule.page)
+def test_the_figures_of_a_page_are_those_of_the_kept_results(rule: Any) -> None:
+    text = (ROOT / rule.page).read_text(encoding="utf-8")
+    assert FIGURES["rendered"](text, rule) == text, "run python tools/figures.py"
+
+
+def test_a_stale_figure_is_written_anew_and_a_page_that_lost_its_place_is_told() -> None:
+    rule = FIGURES["RULES"][0]
+    stale = "1 tests and the conformance kit (2 of 3, no waivers)"
+    fresh = FIGURES["rendered"](stale, rule)
+    assert fresh != stale
+    assert fresh == FIGURES["rendered"](fresh, rule)
+    with pytest.raises(ValueError, match=r"README\.md: nothing like"):
+        FIGURES["rendered"]("no figures", rule)
