@@ -16,8 +16,9 @@ from hwbackends.contract.signatures import Drift as Contradiction
 
 from .bind import Mismatch, Passed, bind
 from .dispatch import Candidate
-from .drift import Drift, Verdict, missing_names
+from .drift import Drift, missing_names
 from .findings import Finding, Place
+from .forwarding import Verdict
 from .infer import last_name, method_kind, unwrapped
 from .model import Call, Expr, Scope, Signature
 from .program import Program, Ref
@@ -272,7 +273,7 @@ class ContractCheck:
 
     def _all_keywords(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> Verdict:
         keywords = tuple(renamed.get(p.name, p.name) for p in hook.parameters)
-        return self.drift.verdict(candidate, Passed(0, keywords))
+        return self.drift.forwarding.verdict(candidate, Passed(0, keywords))
 
     def _lost(self, hook: Hook, candidate: Candidate, renamed: dict[str, str]) -> tuple[str, ...]:
         """Hook parameters that only an unread ``**kwargs`` takes, of a definition that names some of the others."""
@@ -402,7 +403,7 @@ class ContractCheck:
         return len(names & self.contract.hooks.keys()) > 1
 
     def check_call(self, hook: Hook, file: int, call: Call) -> Iterator[Finding]:
-        if self.drift.catches_type_error(file, call.guard):
+        if self.drift.reachability.catches_type_error(file, call.guard):
             return
         passed = Passed(call.npos, call.keywords, call.star is not None, call.kwstar is not None)
         passed = self._without_receiver(file, call, passed)

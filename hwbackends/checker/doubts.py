@@ -1,0 +1,161 @@
+"""Signs that a call which a definition rejects is meant for something else."""
+
+from __future__ import annotations
+
+from .bind import Passed, bind
+from .dispatch import Candidate, Dispatcher, Reach
+from .expressions import has_string, reads_attribute
+from .forwarding import Verdict
+from .infer import Context, last_name
+from .likeness import named
+from .model import Call
+from .origins import Origins
+from .reachability import Reachability
+from .versions import Versions
+
+
+class Doubts:
+    """Asked about each rejection, with what accepts the same call. Remembers nothing."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, origins: Origins, versions: Versions, reachability: Reachability
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.inference = dispatcher.inference
+        self.program = dispatcher.program
+        self.origins = origins
+        self.versions = versions
+        self.reachability = reachability
+
+    def doubtful(
+        self,
+        verdict: Verdict,
+        accepting: tuple[Verdict, ...],
+        reach: Reach,
+        call: Call,
+        passed: Passed,
+        context: Context,
+    ) -> bool:
+        """Signs that the call is meant for something else than its receiver's declared type offers."""
+        target = verdict.target
+        if self._runs_on_mocks(context):
+            return True
+        if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
+            return True
+        if accepting and self.origins.picked_by_a_name(call, context):
+            return True
+        conditions = self.inference.chain(context.file, call.guard)
+        if (accepting or call.perhaps) and self.origins.decided_together(call, context, conditions):
+            return True
+        if verdict.candidate.rebound:
+            return False
+        if any(self._patched_nearby(target, v.target, context) for v in accepting):
+            return True
+        if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
+            return True
+        if reach.untyped:
+            return self._hands_down(call, context, target) or self._strange(verdict, accepting)
+        if not accepting and reach.opaque:
+            return True
+        if not accepting:
+            return not verdict.candidate.exact and self._accepted_elsewhere(call, passed, target, context)
+        if verdict.candidate.dispatched:  # a module of another class, with another protocol, accepts
+            return not any(self._in_line(target, v.target) for v in accepting)
+        related = [v for v in accepting if self.related(target, v.target)]
+        if self.program.scope(target.ref).name in ("forward", "__call__") and last_name(call.func) not in (
+            "forward", "__call__",
+        ):  # fmt: skip
+            return not related
+        hardware = self.reachability.platform_of(target) is not None
+        if not hardware and self.program.scope((context.file, context.scope)).name == call.func[-1]:
+            return True  # a wrapper hands on to what it holds, and holds only what takes that
+        if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
+            held = call.func[0] == "a" and self.overrides(target, accepting)  # a field for classes of one base
+            if not verdict.candidate.exact and not hardware and not held:
+                return True  # constructors of a family need not agree
+            rejected = len(reach.candidates) - len(accepting)
+            return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
+        return False
+
+    def _strange(self, verdict: Verdict, accepting: tuple[Verdict, ...]) -> bool:
+        """Whether none of a definition's kin accepts what is passed, by name where names are passed."""
+        unknown = set(verdict.mismatch.unknown)
+        kin = [v.target for v in accepting if self.related(verdict.target, v.target)]
+        knowing = (other for other in kin if not unknown or unknown & set(named(other.signature, other.skip)))
+        return bool(accepting) and not any(knowing)
+
+    def _hands_down(self, call: Call, context: Context, target: Candidate) -> bool:
+        """Whether a method calls its own name on its parts, which are not of its own kind."""
+        if context.owner is None or target.owner is None or call.func[1] == ("n", "self"):
+            return False
+        caller = self.program.scope((context.file, context.scope)).name
+        return caller == call.func[-1] and bool(
+            set(self.program.mro(context.owner)) & set(self.program.mro(target.owner))
+        )
+
+    def _runs_on_mocks(self, context: Context) -> bool:
+        """Whether ``@patch("x.A")`` or ``@patch.object(...)`` stands above the caller: what is called is not known."""
+        decorators = self.program.scope((context.file, context.scope)).decorators
+        called = [d[1] if d[0] == "c" else d for d in decorators if d is not None]
+        return any("patch" in (last_name(d), last_name(d[1]) if d[0] == "a" else "") for d in called)
+
+    def _patched_nearby(self, target: Candidate, accepting: Candidate, context: Context) -> bool:
+        """Whether code of the caller's own folder may have put the definition that accepts in place of the other."""
+        scope = self.program.scope(target.ref)
+        here = self.program.files[context.file].parts[:-1]
+        return any(
+            accepting.ref in patch.functions
+            and not patch.conditional
+            and self.program.files[patch.place[0]].parts[:-1] == here
+            for patch in self.program.class_patches.get(((target.ref[0], scope.parent), scope.name), ())
+        )
+
+    def _asks_receiver(self, call: Call, context: Context, module: bool) -> bool:
+        """Whether a condition around the call reads an attribute of the receiver: it picks some of the family."""
+        called_itself = module and last_name(call.func) not in ("forward", "__call__")
+        receiver = call.func if called_itself else call.func[1]
+        if call.func[0] != "a" or receiver in (("n", "self"), ("n", "cls")):
+            return False
+        return any(
+            test is not None and reads_attribute(test, receiver)
+            for test, _ in self.inference.chain(context.file, call.guard)
+        )
+
+    def related(self, left: Candidate, right: Candidate) -> bool:
+        """Whether two methods' classes share a class of the trees."""
+        if left.owner is None or right.owner is None:
+            return left.owner is right.owner
+        return bool(set(self.program.mro(left.owner)) & set(self.program.mro(right.owner)))
+
+    def _in_line(self, left: Candidate, right: Candidate) -> bool:
+        """Whether one method's class is the other's, or derives from it."""
+        if left.owner is None or right.owner is None:
+            return False
+        return left.owner in self.program.mro(right.owner) or right.owner in self.program.mro(left.owner)
+
+    def _accepted_elsewhere(self, call: Call, passed: Passed, target: Candidate, context: Context) -> bool:
+        """Whether another method of that name takes the call; one that makes it on what it holds does not count."""
+        own = (context.file, context.scope) if call.func[0] == "a" and call.func[1] != ("n", "self") else None
+        written = self.program.scope(target.ref).name
+        name = written if written in ("__call__", "forward") else last_name(call.func)
+        for ref in self.program.methods_named.get(name, ()):
+            scope = self.program.scope(ref)
+            if ref in (target.ref, own) or scope.signature is None or named(scope.signature, 1) == ():
+                continue
+            if not bind(scope.signature, passed, 1).rejects:
+                return True
+        return False
+
+    def _chosen_by_name(self, call: Call, context: Context) -> bool:
+        """Whether a string comparison around the call picks one class of a registry."""
+        return any(
+            test is not None and test[0] == "=" and has_string(test)
+            for test, _ in self.inference.chain(context.file, call.guard)
+        )
+
+    def overrides(self, target: Candidate, accepting: tuple[Verdict, ...]) -> bool:
+        """Whether a definition overrides one that the receiver is declared to have, and that takes the call."""
+        if target.owner is None:
+            return False
+        order = self.program.mro(target.owner)
+        return any(v.candidate.declared and not v.target.stub and v.target.owner in order for v in accepting)
