@@ -80,7 +80,7 @@ pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
 	done
 
 mutants: $(INSTALLED) ## every deliberately wrong backend through the conformance kit's quick lane; keeps the result
-	$(BIN)/python -m tests.conformance.run_mutants --quick --out benchmarks/results/conformance-mutants.json
+	$(BIN)/python -m tests.conformance.run_mutants --out benchmarks/results/conformance-mutants.json
 
 example-vendor: $(INSTALLED) ## certify the example backend from its own wheel, in an environment without this tree
 	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py

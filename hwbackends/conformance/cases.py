@@ -3,8 +3,9 @@ one call of a hook with everything that is needed to judge it (`Call`). Sizes ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from hwbackends.conformance import oracle
 from hwbackends.conformance.kit import Kit, bits, places
 from hwbackends.conv.layouts import Layout, layout_rows
+from hwbackends.remote.client import HookError
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
 from hwbackends.step.pool import StatePool
@@ -83,6 +85,11 @@ class Shape:
     ssm: bool = False
     transposed: bool = False
     extra_rows: int = 0
+    step_drafts: int = 0
+    map_dtype: str = "int32"
+    ssm_dtype: str = "float32"
+    ssm_shape: tuple[int, ...] = (3, 2)
+    weight_dtype: str = ""
 
     @property
     def state(self) -> str:
@@ -115,6 +122,7 @@ class Call:
     want: oracle.StepResult
     rows: list[oracle.Row]
     text: str
+    dtype: str = "float32"
 
 
 class Rig:
@@ -133,10 +141,16 @@ class Rig:
         self.mapping = [0] * shape.request_rows
         self.table = [0, *np.random.default_rng(5).permutation(shape.slots - 1) + 1] if shape.virtual else None
         self.pool = self._wrap(rows)
+        kit.client.adopt(self.pool)
         self.facts = oracle.PoolFacts(
             shape.layout, shape.width, rows, self.mapping, self.table, shape.track_interval
         )  # fmt: skip
-        self.index = 0
+        self.states: Callable[[Any], Any] | None = None
+
+    @property
+    def weight_dtype(self) -> str:
+        """Dtype of weights and bias."""
+        return self.shape.weight_dtype or self.shape.dtype
 
     def _poison(self, count: int, rows: int, dim: int) -> Tensor:
         """[L, count + 2, rows, dim] of NaN on the device."""
@@ -150,15 +164,15 @@ class Rig:
         shape, kit = self.shape, self.kit
         ssm = intermediate = None
         if shape.ssm:
-            self.ssm_base = self._numbers(shape.layers, shape.slots + 2 * GUARD, 3, 2)
+            self.ssm_base = self._numbers(shape.layers, shape.slots + 2 * GUARD, *shape.ssm_shape)
             ssm = self.ssm_base[:, GUARD:-GUARD]
             if shape.drafts:
-                intermediate = self._numbers(shape.layers, shape.request_rows, shape.drafts, 3, 2)
+                intermediate = self._numbers(shape.layers, shape.request_rows, shape.drafts, *shape.ssm_shape)
         table = kit.tensor(self.table, "int64") if self.table else None
         return StatePool.wrap(
             {name: base[:, GUARD:-GUARD] for name, base in self.bases.items()},
             width=shape.width,
-            mamba_index_mapping=kit.tensor(self.mapping, "int32"),
+            mamba_index_mapping=kit.tensor(self.mapping, shape.map_dtype),
             layout=shape.layout,
             draft_token_num=shape.drafts,
             draft_rows={name: base[:, GUARD:-GUARD] for name, base in self.draft_bases.items()} or None,
@@ -169,7 +183,10 @@ class Rig:
         )
 
     def _numbers(self, *extents: int) -> Tensor:
-        return self.kit.tensor(self.kit.rng.integers(-99, 99, extents).astype(np.float64), "float32")
+        """Numbers that use every bit of the SSM state's dtype."""
+        return self.kit.tensor(
+            oracle.round_to(self.kit.rng.standard_normal(extents), self.shape.ssm_dtype), self.shape.ssm_dtype
+        )
 
     # --- state ---
 
@@ -185,7 +202,8 @@ class Rig:
         first: oracle.Array | None = None
         for base in self.bases.values():
             rows, dim = base.shape[2:]
-            given = self.kit.rng.integers(1, 10, (self.shape.width - 1, dim)) if values is None else values
+            low, high = (0, 2) if self.small else (1, 10)
+            given = self.kit.rng.integers(low, high, (self.shape.width - 1, dim)) if values is None else values
             rows_of = oracle.window_rows(self.shape.layout, rows, self.shape.width, length, offset)
             content = np.full((rows, dim), np.nan)
             content[rows_of] = given
@@ -198,15 +216,13 @@ class Rig:
         assert first is not None
         return first
 
-    def histories(self, requests: Sequence[Req], binary: bool = False) -> None:
+    def histories(self, requests: Sequence[Req]) -> None:
         """A history for each live request, in every layer: at its source where it has one."""
         for layer in range(self.shape.layers):
             for req in requests:
                 slot = req.source if req.source > 0 else req.slot
                 if slot > 0:
-                    dim = self.shape.dims[0]
-                    given = self.kit.rng.integers(0, 2, (self.shape.width - 1, dim)) if binary else None
-                    self.history(slot, req.length, self.offset(req), given, layer)
+                    self.history(slot, req.length, self.offset(req), None, layer)
 
     def offset(self, req: Req) -> int:
         """Row at which a request's history starts."""
@@ -248,16 +264,17 @@ class Rig:
             extra: fields of `oracle.Batch` that win.
         """
         rows = self._place(requests) if place else []
-        drafts = self.shape.drafts if mode in ("target_verify", "draft_extend") else 1
+        most = self.shape.step_drafts or self.shape.drafts
+        drafts = most if mode in ("target_verify", "draft_extend") else 1
         per_request = [r.tokens if mode == "extend" else drafts for r in requests]
         fields: dict[str, Any] = {
             "mode": mode, "req_pool_indices": rows, "num_reqs": len(requests) if live is None else live,
             "draft_token_num": drafts, "num_tokens": sum(per_request),
         }  # fmt: skip
         if mode == "extend":
-            lengths = [r.tokens if r.slot > 0 else 0 for r in requests]
+            lengths = [r.tokens for r in requests]
             fields |= {"extend_seq_lens": lengths, "extend_prefix_lens": [max(0, r.length) for r in requests]}
-            fields["num_tokens"] = sum(lengths)
+            fields["num_tokens"] = sum(lengths[: fields["num_reqs"]])
             if any(r.source > 0 for r in requests):
                 fields["source_indices"] = [self.virtual(r.source) for r in requests]
         else:
@@ -279,25 +296,38 @@ class Rig:
         return oracle.Batch(**{**fields, **extra})
 
     def _place(self, requests: Sequence[Req]) -> list[int]:
-        rows, padded = [], self.shape.request_rows - 1
+        """A request row for each request, none of which equals a slot by habit, and the map that leads to the slots."""
+        order = REQUEST_ROWS
+        if len(requests) > len(REQUEST_ROWS) or self.shape.request_rows != 13:
+            order = tuple(np.random.default_rng(self.shape.request_rows).permutation(self.shape.request_rows).tolist())
+        rows = []
         for number, req in enumerate(requests):
-            row = REQUEST_ROWS[number % len(REQUEST_ROWS)] if req.slot >= 0 else -1
+            row = order[number % len(order)] if req.slot >= 0 else -1
             if row >= 0:
                 self.mapping[row] = self.virtual(req.slot) if req.slot > 0 else 0
             rows.append(row)
-        assert padded not in rows or len(requests) <= len(REQUEST_ROWS)
-        self.pool.mamba_index_mapping.copy_(self.kit.tensor(self.mapping, "int32"))
+        self.pool.mamba_index_mapping.copy_(self.kit.tensor(self.mapping, self.shape.map_dtype))
         return rows
 
-    def step_batch(self, batch: oracle.Batch, index_dtype: str | None = None) -> StepBatch:
-        """`batch` as tensors on the device."""
-        dtype = index_dtype or self.shape.index_dtype
+    def step_batch(self, batch: oracle.Batch, mix: Sequence[str] = (), step: int = 1) -> StepBatch:
+        """`batch` as tensors.
+
+        Args:
+            mix: index dtypes that the batch's tensors take in turn; the shape's own by default.
+            step: elements from one entry of an index tensor to the next.
+        """
+        dtypes = itertools.cycle(mix or (self.shape.index_dtype,))
+
+        def strided(values: Any, dtype: str) -> Tensor:
+            wide = np.full((len(values), step), STALE, values.dtype)
+            wide[:, 0] = values
+            return self.kit.tensor(wide.reshape(-1), dtype)[::step]
 
         def index(values: Sequence[int] | None) -> Tensor | None:
-            return None if values is None else self.kit.tensor(np.asarray(values, np.int64), dtype)
+            return None if values is None else strided(np.asarray(values, np.int64), next(dtypes))
 
         def flags(values: Sequence[bool] | None) -> Tensor | None:
-            return None if values is None else self.kit.tensor(np.asarray(values, bool), "bool")
+            return None if values is None else strided(np.asarray(values, bool), "bool")
 
         rows = index(batch.req_pool_indices)
         assert rows is not None
@@ -373,14 +403,18 @@ class Rig:
         base = lay.out_base(self, x.shape)
         out = lay.out(base, x.shape)
         state = self.pool.conv_state(name, layer)
+        if self.states is not None:
+            state = self.states(state)
         before = self.snapshot()
         hook = hook or getattr(self.kit.hooks, CONV[batch.mode])
         taps = lay.weight(self, weights.taps)
-        bias = None if weights.bias is None else self.kit.tensor(weights.bias, self.shape.dtype)
+        bias = None if weights.bias is None else lay.bias(self, weights.bias)
+        rows_of_x = lay.x(self, x)
         y = hook(
-            lay.x(self, x), taps, bias, state, metadata, activation=weights.activation, residual=weights.residual,
-            out=out,
+            rows_of_x, taps, bias, state, metadata, activation=weights.activation, residual=weights.residual,
+            out=None if lay.no_out else out,
         )  # fmt: skip
+        self._judge_result(y, rows_of_x, None if lay.no_out else out)
         after = self.snapshot()
         rows = oracle.prepare(batch, self.facts)
         key = ("state", name, layer)
@@ -396,7 +430,23 @@ class Rig:
             before.get(draft_key), after.get(draft_key),
             [f"{k}" for k in others if not torch.equal(bits(before[k]), bits(after[k]))],
             want, rows, f"{batch.mode} on {self.shape.layout}, {self.shape.dtype}, W={self.shape.width}",
+            self.shape.dtype,
         )  # fmt: skip
+
+    def _judge_result(self, y: Any, x: Tensor, out: Tensor | None) -> None:
+        """The result is `out`, filled, or a new tensor of x's shape and dtype."""
+        kit = self.kit
+        good = isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
+        got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        if not good:
+            kit.book("CS-CONV-01", False, f"the result is {got}, wanted {x.dtype} {list(x.shape)}")
+            raise HookError(f"the result is {got}, wanted {x.dtype} {list(x.shape)}")
+        if out is not None:
+            kit.book(
+                "CS-CONV-05",
+                bool(torch.equal(bits(kit.host(y)), bits(kit.host(out)))),
+                "the result is not what out holds",
+            )
 
     def snapshot(self) -> dict[tuple[str, str, int], Tensor]:
         """A host copy of every tensor of the pool that a hook may write, guards included."""
@@ -434,6 +484,8 @@ class Inputs:
     out_columns: tuple[int, int] = (0, 0)
     weight_transposed: bool = False
     weight_step: int = 1
+    bias_step: int = 1
+    no_out: bool = False
     keep: list[Tensor] = field(default_factory=list)
 
     def x(self, rig: Rig, values: oracle.Array) -> Tensor:
@@ -446,10 +498,16 @@ class Inputs:
     def weight(self, rig: Rig, taps: oracle.Array) -> Tensor:
         """[D, W], rows of W, or the transpose of a contiguous [W, D], or every n-th column of a wider tensor."""
         if self.weight_transposed:
-            return rig.kit.tensor(np.ascontiguousarray(taps.T), rig.shape.dtype).t()
+            return rig.kit.tensor(np.ascontiguousarray(taps.T), rig.weight_dtype).t()
         wide = np.full((taps.shape[0], taps.shape[1] * self.weight_step), np.nan)
         wide[:, :: self.weight_step] = taps
-        return rig.kit.tensor(wide, rig.shape.dtype)[:, :: self.weight_step]
+        return rig.kit.tensor(wide, rig.weight_dtype)[:, :: self.weight_step]
+
+    def bias(self, rig: Rig, values: oracle.Array) -> Tensor:
+        """[D], or every n-th element of a longer tensor."""
+        wide = np.full(len(values) * self.bias_step, np.nan)
+        wide[:: self.bias_step] = values
+        return rig.kit.tensor(wide, rig.weight_dtype)[:: self.bias_step]
 
     def out_base(self, rig: Rig, shape: tuple[int, ...]) -> Tensor:
         """The memory around the output, NaN."""
@@ -480,22 +538,43 @@ MODES = ("decode", "extend", "target_verify", "draft_extend")
 LAYOUTS: tuple[Layout, ...] = ("window", "ring", "lazy")
 
 
-def rig_for(kit: Kit, mode: str, shape: Shape, **needs: Any) -> Rig:
+def shape_of(kit: Kit, **sizes: Any) -> Shape:
+    """A shape at the running test's point of the claims; `sizes` win."""
+    point = kit.point
+    mapped = "int32" if "int32" in kit.claims.index_dtypes else "int64"
+    given = {
+        "layout": point.layout, "dtype": point.dtype, "width": point.width, "index_dtype": point.index,
+        "map_dtype": mapped, **sizes,
+    }  # fmt: skip
+    return Shape(**given)
+
+
+def drafts_of(mode: str) -> int:
+    """Tokens per request that a phase has by default."""
+    return 3 if mode in ("target_verify", "draft_extend") else 0
+
+
+def rig_for(kit: Kit, mode: str, needs: dict[str, Any] | None = None, **sizes: Any) -> Rig:
     """A rig for one phase, if the backend claims what it takes."""
-    drafts = shape.drafts or (3 if mode in ("target_verify", "draft_extend") else 0)
+    shape = shape_of(kit, **{"drafts": drafts_of(mode), **sizes})
     kit.need(
         hooks=(PREPARE[mode], CONV[mode]), layout=shape.layout, dtype=shape.dtype, state_dtype=shape.state,
-        width=shape.width, index_dtype=shape.index_dtype, **needs,
+        width=shape.width, index_dtype=shape.index_dtype, **(needs or {}),
     )  # fmt: skip
-    return Rig(kit, replace(shape, drafts=drafts))
+    return Rig(kit, shape)
+
+
+def prepare_rig(kit: Kit, mode: str, **sizes: Any) -> Rig:
+    """A rig for the preparation of one phase."""
+    shape = shape_of(kit, **{"drafts": drafts_of(mode), **sizes})
+    kit.need(hooks=(PREPARE[mode],), layout=shape.layout, dtype=shape.dtype, index_dtype=shape.index_dtype)
+    return Rig(kit, shape)
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------
 
 
-def judge_outputs(
-    kit: Kit, call: Call, live: str = "", padded: str = "", exact: bool = True, dtype: str = "float32"
-) -> None:
+def judge_outputs(kit: Kit, call: Call, live: str = "", padded: str = "", exact: bool = True) -> None:
     """Outputs of live rows against the oracle (clause `live`), and of padded rows, with what lies around (`padded`)."""
     mask = np.zeros(call.y.shape[0], bool)
     for row in call.rows:
@@ -503,9 +582,9 @@ def judge_outputs(
             mask[row.start : row.start + row.tokens] = True
     got = call.y.double().numpy()
     if live and exact:
-        kit.equal(live, got[mask], oracle.round_to(call.want.y[mask], dtype), f"{call.text}: outputs")
+        kit.equal(live, got[mask], oracle.round_to(call.want.y[mask], call.dtype), f"{call.text}: outputs")
     elif live:
-        kit.within(live, got[mask], call.want.y[mask], call.want.bound[mask], dtype, f"{call.text}: outputs")
+        kit.within(live, got[mask], call.want.y[mask], call.want.bound[mask], call.dtype, f"{call.text}: outputs")
     if padded:
         if not mask.all():
             kit.equal(padded, got[~mask], np.zeros_like(got[~mask]), f"{call.text}: padded outputs")

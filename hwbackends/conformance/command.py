@@ -1,5 +1,5 @@
-"""`hwbackends conformance run|report|show-skips|coverage`: the kit from the command line. `run` is pytest with the
-kit's own options; the others read a report or the shipped tests and need neither pytest nor torch."""
+"""`hwbackends conformance run|report|verify|show-skips|coverage`: the kit from the command line. `run` is pytest with
+the kit's own options; the others read a report or the shipped tests and need neither pytest nor torch."""
 
 from __future__ import annotations
 
@@ -72,10 +72,24 @@ def report(file: str, page_path: str | None) -> None:
             click.echo(f"FAILED {test['id']}: {test['reason']}")
     click.echo(data["line"])
     if page_path:
-        from hwbackends.conformance.report import page
+        from hwbackends.conformance.page import page
 
         Path(page_path).write_text(page(data), encoding="utf-8")
     sys.exit(0 if data["verdict"] == "certified" else 1)
+
+
+@conformance.command()
+@_FILE
+def verify(file: str) -> None:
+    """Check that a report is what a run wrote, and compute again what can be; exit status 1 unless it holds."""
+    from hwbackends.conformance.verify import doubts
+
+    data = _read(file)
+    found = doubts(data)
+    for sentence in found:
+        click.echo(sentence)
+    click.echo(f"{file}: {'does not hold' if found else 'holds'}: {data['line']}")
+    sys.exit(1 if found else 0)
 
 
 @conformance.command("show-skips")

@@ -37,12 +37,12 @@ class Coverage:
 
 @functools.cache
 def shipped_tests(folder: Path = FOLDER) -> Mapping[str, tuple[str, ...]]:
-    """`test_file.py::test_function` to the clause ids that it names."""
+    """`conv/test_file.py::test_function` to the clause ids that it names."""
     found: dict[str, tuple[str, ...]] = {}
-    for path in sorted(folder.glob("test_*.py")):
+    for path in sorted(folder.rglob("test_*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found[f"{path.name}::{node.name}"] = _clauses(node)
+                found[f"{path.relative_to(folder).as_posix()}::{node.name}"] = _clauses(node)
     return found
 
 

@@ -1,17 +1,16 @@
-"""What a test gets: the backend's hooks, the device, random numbers, and checks that are booked on a clause. It lives
-in the worker process; `Runner` turns jobs into outcomes. A failed check does not end a test: one test may judge several
-clauses, and only those that fail turn red."""
+"""What a test gets: the backend's hooks, random numbers, and checks that are booked on a clause.
+
+It lives in the judge's process, which never imports the plugin: a hook runs in a process of its own
+(`hwbackends.remote`), and its inputs and outputs travel. After every call the kit checks by itself what no hook may do:
+write to what it does not own, write before it refuses, replace what the caller holds. A failed check does not end a
+test: one test may judge several clauses, and only those that fail turn red."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import platform
-import sys
 import traceback
 import zlib
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,16 +20,15 @@ from torch import Tensor
 
 from hwbackends.conformance import oracle
 from hwbackends.conformance.claims import Claims, NotClaimed, read_claims
-from hwbackends.conformance.workers import Job, Outcome, Settings
-from hwbackends.contract.model import Contracts
+from hwbackends.conformance.marks import Item, Point
+from hwbackends.conformance.ownership import ORDER, Owned, owned
 from hwbackends.contract.reader import installed
-from hwbackends.errors import BackendUnavailableError, HookNotImplementedError, SignatureDriftError
-from hwbackends.registry.binding import Implementations, inspect_plugin
-from hwbackends.registry.candidates import Candidate, State, discover, import_plugin, probe
-from hwbackends.registry.manifest import find_manifest, read_manifest
-from hwbackends.registry.selection import Request, select
+from hwbackends.errors import HwBackendsError
+from hwbackends.remote.client import Client, Made, ProcessLost
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+HookCall = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A call that is yet to be made: hook, arguments, keyword arguments."""
 _SHOWN = 4
 """Places shown per failed comparison."""
 
@@ -39,37 +37,155 @@ class KitError(Exception):
     """A test of the kit is wrong: it proves nothing, or checks a clause that it does not name."""
 
 
+@dataclass(slots=True)
+class Outcome:
+    """What became of one test.
+
+    Attributes:
+        outcome: passed, failed or not_claimed.
+        reason: of a failure or a missing claim, in a few words.
+        details: everything that failed, with values, ready to print.
+        clauses: clause id to whether every check of it held.
+        worst: largest error seen per clause, in units in the last place, and as share of its bound.
+        seed: seed of the test's random numbers.
+        hooks: hooks that it called.
+        input: the call that failed first, in words; `size` its elements.
+    """
+
+    outcome: str
+    reason: str = ""
+    details: str = ""
+    clauses: dict[str, bool] = field(default_factory=dict)
+    worst: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seed: int = 0
+    hooks: tuple[str, ...] = ()
+    input: str = ""
+    size: int = 0
+
+
 class Kit:
     """The hooks of one backend on one device, and the checks of one test.
 
     Attributes:
-        hooks: one callable per hook of the contract; one that is missing or drifted raises when called.
+        hooks: one callable per hook of the contract; each call goes to the backend's process.
         claims: what the manifest claims.
-        device: where tensors lie.
+        device: where the judge's tensors lie: host memory, whatever the backend's device.
+        target: the backend's device, as a string.
+        point: claimed values that the running test is made for.
         rng: random numbers of the running test, from its own seed.
     """
 
-    def __init__(self, backend: str, device: str) -> None:
-        self.device = _device(device)
-        self.emulated = _emulated(self.device)
-        self.candidate = _candidate(backend, self.device, self.emulated)
-        plugin = import_plugin(self.candidate)
-        manifest = self.candidate.manifest
-        named = manifest.contracts if manifest else None
-        self.contracts = installed().only(installed() if named is None else named)
-        self.implementations = inspect_plugin(plugin, installed(), named)
-        self.hooks = SimpleNamespace(**_hooks(self.candidate.name, self.contracts, self.implementations))
-        present = tuple(self.implementations.functions)
-        self.claims: Claims = read_claims(manifest.capabilities if manifest else {}, self.contracts, present)
-        self.begin("", (), 0)
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.info = client.start()
+        self.device = torch.device("cpu")
+        self.target, self.emulated = str(self.info["device"]), bool(self.info["emulated"])
+        contracts = installed().only(self.info["contracts"])
+        self.hooks = SimpleNamespace(**{name: self._hook(name) for name in contracts.hooks})
+        self.claims: Claims = read_claims(self.info["capabilities"], contracts, tuple(self.info["hooks_present"]))
+        self.lost: dict[str, str] = {}
+        self.base_seed = 0
+        self.begin("", (), 0, Point("window", "float32", 4, "int64"))
 
-    def begin(self, test_id: str, declared: tuple[str, ...], seed: int) -> None:
+    def begin(self, test_id: str, declared: tuple[str, ...], seed: int, point: Point) -> None:
         """Forget the last test."""
-        self.test_id, self.declared, self.seed = test_id, declared, seed
+        self.test_id, self.declared, self.seed, self.point = test_id, declared, seed, point
         self.rng = np.random.default_rng(seed)
         self.failures: list[tuple[str, str]] = []
         self.clauses: dict[str, bool] = {}
         self.worst: dict[str, tuple[float, float]] = {}
+        self.called: dict[str, None] = {}
+        self.last: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None
+        self.input, self.size = "", 0
+        self.client.forget()
+
+    # --- calls ---
+
+    def _hook(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.call(name, *args, **kwargs).result
+
+        return call
+
+    def call(self, hook: str, *args: Any, watch: str = "", **kwargs: Any) -> Made:
+        """One hook call; its result, and what was seen. Judges by itself what no hook may do.
+
+        Raises:
+            HwBackendsError, TypeError, HookError: what the hook raised.
+            ProcessLost: it crashed or hung, now or in an earlier test: a hang costs one time-out per hook.
+        """
+        self.called[hook] = None
+        if hook in self.lost:
+            raise ProcessLost(f"not called again: {self.lost[hook]}")
+        self.last = hook, args, kwargs
+        rules = owned(hook, args, kwargs)
+        try:
+            made = self.client.call(hook, args, kwargs, watch)
+        except ProcessLost as error:
+            if "HANG" in str(error):
+                self.lost[hook] = str(error)
+            raise
+        except Exception as error:
+            self._untouched(rules, getattr(error, "made", None), error)
+            raise
+        self._kept(rules, made)
+        return made
+
+    def capture(self, calls: Sequence[HookCall]) -> int:
+        """Warm up and capture calls as one graph, over there; returns its token."""
+        self._note(calls)
+        return self.client.capture(calls)
+
+    def replay(self, graph: int, calls: Sequence[HookCall]) -> None:
+        """Replay a graph over what the captured calls' tensors hold now."""
+        self._note(calls)
+        self.client.replay(graph, calls)
+
+    def repeat(self, calls: Sequence[HookCall], count: int) -> dict[str, float]:
+        """Many rounds of calls, each over new metadata; what stays in use, per round."""
+        self._note(calls)
+        return self.client.repeat(calls, count)
+
+    def _note(self, calls: Sequence[HookCall]) -> None:
+        self.called.update(dict.fromkeys(call[0] for call in calls))
+        self.last = calls[-1]
+
+    def _untouched(self, rules: Owned, made: Made | None, error: Exception) -> None:
+        """A refusal comes before any write."""
+        if made is None or not isinstance(error, (HwBackendsError, TypeError)):
+            return
+        if made.changed or made.notes.get("replaced"):
+            what = self._named(rules, made.changed) or ", ".join(made.notes["replaced"])
+            self.book(rules.refusal, False, f"{rules.hook} raised {type(error).__name__} after it wrote to {what}")
+
+    def _kept(self, rules: Owned, made: Made) -> None:
+        """Nothing changed but what the hook owns."""
+        cover = self.client.mask(rules.writes)
+        for token in made.changed:
+            mine = cover.get(token)
+            if token in self.client.large:
+                continue
+            stray = self.client.difference(token) & (~mine if mine is not None else True)
+            if stray.any():
+                name, clause = self._whose(rules, token, mine is not None)
+                self.book(clause, False, f"{rules.hook} wrote to {name} ({int(stray.sum())} bytes)")
+        for what in made.notes.get("replaced", ()):
+            self.book(rules.keeps, False, f"{rules.hook} put another value in place of the caller's {what}")
+        if made.shared:
+            self.book(rules.keeps, False, f"{rules.hook} returned a tensor in memory that is not its own")
+        if "clobbered" in made.notes:
+            self.book(rules.keeps, False, f"{rules.hook}: {made.notes['clobbered']}")
+
+    def _whose(self, rules: Owned, token: int, partly: bool) -> tuple[str, str]:
+        for name, tensor, clause in rules.inputs:
+            if self.client.token(tensor) == token:
+                return name, clause
+        return ("memory around its output" if partly else "a tensor of another call"), rules.keeps
+
+    def _named(self, rules: Owned, tokens: Sequence[int] | frozenset[int]) -> str:
+        known = {self.client.token(t): name for name, t, _ in rules.inputs}
+        known |= {self.client.token(t): "what it would have written" for t in rules.writes}
+        return ", ".join(sorted({known.get(token, "other memory") for token in tokens}))
 
     def need(self, **needs: Any) -> None:
         """End the test as not claimed unless the manifest claims every need, see `Claims.missing`."""
@@ -77,23 +193,25 @@ class Kit:
         if reason:
             raise NotClaimed(reason)
 
-    def dtype(self, *preferred: str) -> str:
-        """The first claimed dtype of `preferred`, for tests that any dtype serves."""
-        for name in preferred:
-            if not self.claims.missing(dtype=name):
-                return name
-        raise NotClaimed(f"dtype {' or '.join(preferred)}")
+    @property
+    def silu(self) -> str | None:
+        """The activation that is claimed, or none."""
+        return "silu" if "silu" in self.claims.activations else None
+
+    def rows(self, count: int) -> int:
+        """`count` requests, or as many as are claimed."""
+        return count if self.claims.max_requests is None else min(count, self.claims.max_requests)
 
     # --- tensors ---
 
     def tensor(self, values: Any, dtype: str) -> Tensor:
-        """`values` on the device."""
-        return torch.tensor(np.asarray(values)).to(getattr(torch, dtype)).to(self.device)
+        """`values` as a tensor of the judge's."""
+        return torch.tensor(np.asarray(values)).to(getattr(torch, dtype))
 
     @staticmethod
     def host(tensor: Tensor) -> Tensor:
-        """A copy in host memory."""
-        return tensor.detach().cpu().clone()
+        """A copy that later calls do not change."""
+        return tensor.detach().clone()
 
     # --- checks ---
 
@@ -101,9 +219,15 @@ class Kit:
         """Book one check on a clause; a failure is kept and the test goes on."""
         if clause not in self.declared:
             raise KitError(f"{self.test_id} checks {clause}, which it does not name")
+        return self.book(clause, holds, message)
+
+    def book(self, clause: str, holds: bool, message: str) -> bool:
+        """As `check`, for what is judged after every call, whatever the test is about."""
         self.clauses[clause] = bool(holds) and self.clauses.get(clause, True)
         if not holds:
             self.failures.append((clause, message))
+            if not self.input and self.last is not None:
+                self.input, self.size = describe_call(*self.last)
         return bool(holds)
 
     def equal(self, clause: str, got: Any, want: Any, what: str) -> bool:
@@ -176,98 +300,32 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, np.float64)
 
 
-# --- the backend ---------------------------------------------------------------------------------------------------
+# --- tests -----------------------------------------------------------------------------------------------------------
 
 
-def _device(name: str) -> torch.device:
-    if name.partition(":")[0] == "npu" and importlib.util.find_spec("torch_npu") is None:
-        from hwbackends.testing.emulated_npu import emulate_npu
-
-        return emulate_npu()
-    return torch.device(name)
-
-
-def _emulated(device: torch.device) -> bool:
-    return device.type == "npu" and importlib.util.find_spec("torch_npu") is None
-
-
-def _candidate(backend: str, device: torch.device, emulated: bool) -> Candidate:
-    """An installed backend by name, or a plugin by its import path with the manifest beside its module."""
-    if ":" in backend or "." in backend:
-        manifest = read_manifest(find_manifest(backend.partition(":")[0]))
-        name = str(manifest.data.get("name", backend))
-        return Candidate(name, backend, manifest=manifest, state=State.AVAILABLE, reason="named by import path")
-    found = [probe(c, str(device)) if c.name == backend else c for c in discover()]
-    named = [c for c in found if c.name == backend]
-    if emulated and len(named) == 1 and named[0].state is State.UNAVAILABLE:  # its device is not there: emulation is
-        return named[0]
-    candidate = select(Request(backend, device.type), found).candidate
-    if candidate.state is not State.AVAILABLE:
-        raise BackendUnavailableError(str(candidate))
-    return candidate
-
-
-def _hooks(name: str, contracts: Contracts, found: Implementations) -> dict[str, Callable[..., Any]]:
-    """Callables by hook; what is missing or drifted raises a named error when a test calls it."""
-    hooks: dict[str, Callable[..., Any]] = {}
-    for hook in contracts.hooks:
-        drifts = [str(drift) for drift in found.drifts if drift.hook == hook]
-        if drifts:
-            hooks[hook] = _raiser(SignatureDriftError("\n".join(drifts)))
-        elif hook in found.functions:
-            hooks[hook] = found.functions[hook]
-        else:
-            hooks[hook] = _raiser(HookNotImplementedError(f"{hook}: backend {name!r} does not have this hook"))
-    return hooks
-
-
-def _raiser(error: Exception) -> Callable[..., Any]:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise type(error)(*error.args)  # a new one, without the traceback of the last call
-
-    return fail
-
-
-# --- jobs ------------------------------------------------------------------------------------------------------------
-
-
-class Runner:
-    """Runs jobs in the worker process; the backend is loaded once, and a failure to load it answers every job."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._kit: Kit | None = None
-        self._broken = ""
-        try:
-            self._kit = Kit(settings.backend, settings.device)
-        except Exception as error:
-            self._broken = f"{type(error).__name__}: {error}"
-
-    def run(self, job: Job) -> Outcome:
-        """One test, or the description of the backend."""
-        if self._kit is None:
-            return Outcome("failed", self._broken)
-        if not job.function:
-            return Outcome("passed", info=describe(self._kit))
-        return self._test(self._kit, job)
-
-    def _test(self, kit: Kit, job: Job) -> Outcome:
-        test = getattr(importlib.import_module(job.module), job.function)
-        seed = zlib.crc32(job.test_id.encode()) ^ self.settings.seed
-        kit.begin(job.test_id, test.clauses, seed)
-        details = ""
-        try:
-            test(kit, **job.params)
-            if not kit.clauses:
-                raise KitError(f"{job.test_id} made no check")
-        except NotClaimed as reason:
-            if not kit.failures:
-                return Outcome("not_claimed", str(reason), seed=seed)
-        except Exception as error:
-            kit.failures.insert(0, (", ".join(test.clauses), f"{type(error).__name__}: {error}"))
-            kit.clauses |= dict.fromkeys(test.clauses, False)
-            details = traceback.format_exc()
-        return _outcome(kit, details)
+def run(kit: Kit, test_id: str, test: Callable[..., None], item: Item, base_seed: int) -> Outcome:
+    """One test at one point of the claims."""
+    seed = zlib.crc32(test_id.encode()) ^ base_seed
+    declared: tuple[str, ...] = test.clauses  # type: ignore[attr-defined]
+    if item.point.missing:
+        return Outcome("not_claimed", item.point.missing, seed=seed)
+    kit.base_seed = base_seed
+    kit.begin(test_id, declared, seed, item.point)
+    details = ""
+    try:
+        test(kit, **item.arguments)
+        if not kit.clauses:
+            raise KitError(f"{test_id} made no check")
+    except NotClaimed as reason:
+        if not kit.failures:
+            return Outcome("not_claimed", str(reason), seed=seed)
+    except Exception as error:
+        if kit.last is not None and not kit.input:
+            kit.input, kit.size = describe_call(*kit.last)
+        kit.failures.insert(0, (", ".join(declared), f"{type(error).__name__}: {error}"))
+        kit.clauses |= dict.fromkeys(declared, False)
+        details = "" if isinstance(error, ProcessLost) else traceback.format_exc()
+    return _outcome(kit, details)
 
 
 def _outcome(kit: Kit, details: str) -> Outcome:
@@ -279,40 +337,36 @@ def _outcome(kit: Kit, details: str) -> Outcome:
         clauses=dict(kit.clauses),
         worst=dict(kit.worst),
         seed=kit.seed,
+        hooks=tuple(kit.called),
+        input=kit.input,
+        size=kit.size,
     )
 
 
-def describe(kit: Kit) -> dict[str, Any]:
-    """The backend and the environment, for the report."""
-    candidate, found = kit.candidate, kit.implementations
-    return {
-        "backend": candidate.name,
-        "package": candidate.package,
-        "contracts": {name: contract.version for name, contract in kit.contracts.items()},
-        "device": str(kit.device),
-        "device_name": _device_name(kit),
-        "emulated": kit.emulated,
-        "probe": candidate.reason,
-        "capabilities": dict(candidate.manifest.capabilities) if candidate.manifest else {},
-        "hooks_claimed": list(kit.claims.hooks),
-        "hooks_missing": list(found.missing),
-        "signature_drifts": [str(drift) for drift in found.drifts],
-        "environment": {
-            "python": sys.version.split()[0],
-            "platform": f"{platform.system()} {platform.machine()}",
-            **{name: _version(name) for name in ("hwbackends", "torch", "triton", "numpy")},
-        },
-    }
+def describe_call(hook: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, int]:
+    """A call in words, as small as it can be said, and the elements of its tensors."""
+    sizes: list[int] = []
+    named = [*zip(ORDER.get(hook, ()), args, strict=False), *kwargs.items()]
+    parts = [f"{name}={_shown(value, sizes)}" for name, value in named if value is not None]
+    return f"{hook}({', '.join(parts)})", sum(sizes)
 
 
-def _device_name(kit: Kit) -> str:
-    if kit.emulated:
-        return "emulated npu (every op runs on the CPU)"
-    return torch.cuda.get_device_name(kit.device) if kit.device.type == "cuda" else platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def _shown(value: Any, sizes: list[int]) -> str:
+    if isinstance(value, Tensor):
+        sizes.append(value.numel())
+        dtype = str(value.dtype).removeprefix("torch.")
+        strides = "" if value.is_contiguous() else f" strides {list(value.stride())}"
+        short = value.dim() == 1 and value.numel() <= 12 and not (value.is_floating_point() or value.is_meta)
+        return f"{dtype}{value.tolist() if short else list(value.shape)}{strides}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(item, sizes)}" for key, item in value.items()) + "}"
+    names = getattr(value, "__slots__", None) or getattr(value, "__dict__", None)
+    if names is None or isinstance(value, (str, int, float)) or hasattr(value, "value"):
+        return str(getattr(value, "value", value))
+    held = [
+        (name, getattr(value, name))
+        for name in names
+        if not name.startswith("_") and name not in ("cache", "handles", "engine")
+    ]
+    text = ", ".join(f"{name}={_shown(item, sizes)}" for name, item in held if item is not None)
+    return f"{type(value).__name__}({text})"

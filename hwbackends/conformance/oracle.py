@@ -232,23 +232,27 @@ class Row:
 def prepare(batch: Batch, pool: PoolFacts) -> list[Row]:
     """The rows of a step, padded ones too, by the clauses CS-PREP-*."""
     rows: list[Row] = []
-    start = 0
+    start, live = 0, _live_count(batch)
     for b in range(len(batch.req_pool_indices)):
         slot = _slot(batch, pool, b)
         tokens = batch.tokens_per_req
         if batch.mode == "extend":
-            tokens = batch.extend_seq_lens[b] if slot > 0 else 0  # type: ignore[index]
+            tokens = max(0, batch.extend_seq_lens[b]) if b < live else 0  # type: ignore[index]
         rows.append(_padded(start, tokens) if slot <= 0 else _live(batch, pool, b, slot, start, tokens))
         start += tokens
     return rows
 
 
+def _live_count(batch: Batch) -> int:
+    """The smaller of both counts."""
+    return batch.num_reqs if batch.num_reqs_device is None else min(batch.num_reqs, batch.num_reqs_device)
+
+
 def _slot(batch: Batch, pool: PoolFacts, b: int) -> int:
     request = batch.req_pool_indices[b]
-    live = batch.num_reqs if batch.num_reqs_device is None else min(batch.num_reqs, batch.num_reqs_device)
     accept = batch.num_accept_tokens
     rejected = batch.mode == "draft_extend" and accept is not None and b < len(accept) and accept[b] < 0
-    if batch.mode == "idle" or b >= live or request < 0 or rejected:
+    if batch.mode == "idle" or b >= _live_count(batch) or request < 0 or rejected:
         return -1
     if batch.cache_indices is not None:
         return batch.cache_indices[b] if batch.cache_indices[b] > 0 else -1
@@ -270,7 +274,7 @@ def _live(batch: Batch, pool: PoolFacts, b: int, slot: int, start: int, tokens: 
         source = found if found > 0 else slot
     offset = 0
     if pool.layout == "lazy" and batch.num_accepted_tokens is not None:
-        offset = batch.num_accepted_tokens[b] - 1
+        offset = max(0, batch.num_accepted_tokens[b] - 1)
     accept = min(batch.num_accept_tokens[b], tokens) if batch.mode == "draft_extend" and batch.num_accept_tokens else -1
     track_tokens = _track_tokens(batch, pool, b, tokens, computed, accept)
     track_slot = -1
@@ -416,13 +420,16 @@ def step(
     width = weight.shape[1]
     result = StepResult(np.zeros(x.shape, WIDE), np.zeros(x.shape, WIDE))
     for row in rows:
-        if row.padded or row.tokens == 0:
+        if row.padded:
             continue
         span = slice(row.start, row.start + row.tokens)
         history = None
         if row.has_initial_state:
             history = read_history(tensor[row.source], layout, width, row.computed_len, row.history_offset)
         v = v_rows(history, x[span], width)
+        if row.tokens == 0:  # the slot is untouched, but a snapshot of what it holds may be asked for
+            _put_track(row, v, width, tensor.shape[1], layout, result)
+            continue
         result.y[span] = conv(v, weight, bias, activation, residual)
         result.bound[span] = error_bound(v, weight, bias, activation, residual, dtype)
         _write(mode, row, v, width, tensor.shape[1], layout, result, has_drafts)
@@ -441,6 +448,11 @@ def _write(
     result.state.release(row.slot, rows)
     if mode == "draft_extend" and layout == "window" and has_drafts:
         result.drafts.release(row.request_row, width - 1 + row.tokens)
+    _put_track(row, v, width, rows, layout, result)
+
+
+def _put_track(row: Row, v: Array, width: int, rows: int, layout: str, result: StepResult) -> None:
+    """win(track_tokens) in the track slot, whole."""
     if row.track_slot > 0 and row.track_tokens >= 0:
         _put_window(result.state, row.track_slot, v, row.track_tokens, width, rows, layout, row.computed_len, True)
         result.state.release(row.track_slot, rows)

@@ -47,5 +47,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("hwbackend", None):
         return
     modules = [item.module.__name__ for item in items if isinstance(item, pytest.Function)]
-    if any(name.startswith(f"{PACKAGE}.test_") for name in modules):
+    if any(name.startswith(f"{PACKAGE}.") and ".test_" in name for name in modules):
         raise pytest.UsageError(f"name the backend to judge: pytest --pyargs {PACKAGE} --hwbackend NAME")

@@ -1,22 +1,48 @@
-"""The outcome of a conformance run: counts by clause, the verdict, one line for the terminal, a JSON file and a page
-that any browser shows without a network."""
+"""The outcome of a conformance run: counts by clause, the verdict with its scope, one line for the terminal, and the
+JSON file, whose digest covers results, plugin files and kit."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hwbackends.conformance.claims import DTYPES, LAYOUTS, WIDTHS
+from hwbackends.conformance.digests import digest, kit_digest, plugin_digests
+from hwbackends.conformance.page import page
 from hwbackends.conformance.waivers import Waiver
-from hwbackends.conformance.workers import Outcome
+
+if TYPE_CHECKING:
+    from hwbackends.conformance.kit import Outcome
 from hwbackends.contract.reader import installed
 
-SCHEMA = 1
+SCHEMA = 2
 OUTCOMES = ("passed", "failed", "waived", "not_claimed")
+GENERATED = frozenset(
+    (
+        "schema", "verdict", "scope", "line", "date", "counts", "certificate", "lanes", "partial", "problems",
+        "options", "seed", "clauses", "waivers", "tests", "digest",
+    )
+)  # fmt: skip
+"""Keys of a report that are not what the backend said of itself."""
+SPEAKS_OF: Mapping[str, Sequence[str]] = {
+    "CS-DECODE-04": ("ring",), "CS-COMMIT-06": ("ring", "lazy"), "CS-VERIFY-04": ("window", "ring"),
+}  # fmt: skip
+"""Clauses that say something of some layouts only."""
+SCOPE: Mapping[str, Sequence[Any]] = {
+    "layouts": LAYOUTS, "dtypes": DTYPES, "widths": WIDTHS, "index_dtypes": ("int32", "int64"),
+    "activations": ("silu",),
+}  # fmt: skip
+SIZES = {
+    "channels": "1 to 8,193", "requests": "0 to 300 in a conv, 70,000 in an extend",
+    "tokens": "0 to 5,003 of a request",
+    "drafts": "1 to 9", "state tensors": "1 to 96", "slots": "to 2**16 + 5", "positions": "to 2**31 - 40",
+    "element offsets": "past 2**31",
+}  # fmt: skip
+"""What the full lane covers, where the claims do not bound it."""
 
 
 @dataclass(slots=True)
@@ -30,6 +56,9 @@ class Result:
     clauses: dict[str, str] = field(default_factory=dict)
     worst: dict[str, list[float]] = field(default_factory=dict)
     seed: int = 0
+    hooks: tuple[str, ...] = ()
+    input: str = ""
+    size: int = 0
     seconds: float = 0.0
 
     @classmethod
@@ -39,7 +68,10 @@ class Result:
         if outcome.outcome == "not_claimed":
             booked = dict.fromkeys(declared, "not_claimed")
         worst = {clause: list(values) for clause, values in outcome.worst.items()}
-        return cls(name, outcome.outcome, outcome.reason, outcome.details, booked, worst, outcome.seed)
+        return cls(
+            name, outcome.outcome, outcome.reason, outcome.details, booked, worst, outcome.seed, outcome.hooks,
+            outcome.input, outcome.size,
+        )  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], seconds: float) -> Result:
@@ -53,7 +85,7 @@ class Result:
     @property
     def lane(self) -> str:
         """`exact` of `test_exact.py::...`."""
-        return self.id.partition(".py")[0].removeprefix("test_")
+        return self.id.partition(".py")[0].replace("test_", "")
 
 
 @dataclass(slots=True)
@@ -67,6 +99,9 @@ class Report:
         partial: why the run is not the whole kit; empty if it is.
         problems: errors of the run itself, such as a waiver for an unknown test.
         options: options that repeat the run.
+        lanes_run: full or quick.
+        seed: base of the tests' seeds.
+        date: when it ended, UTC.
     """
 
     info: Mapping[str, Any]
@@ -75,6 +110,9 @@ class Report:
     partial: Sequence[str] = ()
     problems: Sequence[str] = ()
     options: str = ""
+    lanes_run: str = "full"
+    seed: int = 0
+    date: str = ""
 
     def count(self, outcome: str) -> int:
         """Tests of one outcome."""
@@ -92,10 +130,44 @@ class Report:
         return [name for name in required if name not in self.info.get("hooks_claimed", required)]
 
     @property
+    def bare_clauses(self) -> list[str]:
+        """Clauses of required hooks without a passed test, those apart that speak of unclaimed layouts only."""
+        layouts = self.scope_values("layouts", LAYOUTS)
+        passed = {c for result in self.results for c, booked in result.clauses.items() if booked == "passed"}
+        hooks = installed().clauses
+        return [
+            clause
+            for clause, hook in hooks.items()
+            if not hook.optional and clause not in passed and set(SPEAKS_OF.get(clause, LAYOUTS)) & set(layouts)
+        ]
+
+    def scope_values(self, key: str, everything: Sequence[Any]) -> list[Any]:
+        """What `capabilities` claim of one dimension."""
+        value = self.info.get("capabilities", {}).get(key, "all")
+        return list(everything) if value == "all" else list(value)
+
+    @property
+    def scope(self) -> str:
+        """What the verdict is for, where the claims leave something out: `window, int32`."""
+        parts: list[str] = []
+        for key, everything in SCOPE.items():
+            claimed = self.scope_values(key, everything)
+            if set(claimed) != set(everything):
+                prefix = "width " if key == "widths" else ""
+                parts += [prefix + str(value) for value in claimed] or [f"no {key}"]
+        capabilities = self.info.get("capabilities", {})
+        if capabilities.get("max_requests"):
+            parts.append(f"{capabilities['max_requests']} requests")
+        words = {"graphs": "no graphs", "asynchronous": "waits for the device", "mixed_dtypes": "one dtype at a time",
+                 "large_offsets": "no offsets past 2**31"}  # fmt: skip
+        return ", ".join([*parts, *(word for key, word in words.items() if capabilities.get(key, True) is False)])
+
+    @property
     def verdict(self) -> str:
         """certified, failed, waived, partial, incomplete or nothing claimed.
 
-        Certified: the whole kit, every required hook claimed, no failure, no waiver.
+        Certified: the whole kit, every required hook claimed, every clause of a required hook proved by a passed test,
+        no failure, no waiver.
         """
         if self.count("failed") or self.problems:
             return "failed"
@@ -103,7 +175,7 @@ class Report:
             return "partial"
         if not self.claimed:
             return "nothing claimed"
-        if self.unclaimed_hooks:
+        if self.unclaimed_hooks or (self.bare_clauses and not self.count("waived")):
             return "incomplete"
         return "waived" if self.waivers or self.count("waived") else "certified"
 
@@ -117,11 +189,16 @@ class Report:
         partial = f"PARTIAL ({'; '.join(self.partial)}): " if self.partial else ""
         verdict = {"partial": ""}.get(self.verdict, self.verdict)
         if verdict == "incomplete":
-            verdict = f"incomplete: {len(self.unclaimed_hooks)} required hooks not claimed"
+            missing = self.unclaimed_hooks
+            verdict = f"incomplete: {len(missing)} required hooks not claimed"
+            if not missing:
+                verdict = f"incomplete: no passed test for {', '.join(self.bare_clauses[:4])}"
+        if verdict in ("certified", "waived") and self.scope:
+            verdict += f" for {self.scope}"
         return f"hwbackends conformance: {who}: {partial}{', '.join([numbers, *extras, *filter(None, [verdict])])}"
 
     def clauses(self) -> list[dict[str, Any]]:
-        """Each clause of the contract: its tests by outcome, worst error, status."""
+        """Each clause of the contracts: its tests by outcome, worst error, status, smallest failing input."""
         table, contracts = [], installed()
         for clause, hook in contracts.clauses.items():
             row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": contracts.clause_text(clause)}
@@ -134,28 +211,65 @@ class Report:
             worst = [result.worst[clause] for result in self.results if clause in result.worst]
             row["worst_ulp"] = max((ulps for ulps, _ in worst), default=None)
             row["worst_share_of_bound"] = max((share for _, share in worst), default=None)
+            row["smallest"] = self._smallest(clause)
             table.append({**row, "status": _status(row)})
         return table
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON report."""
+    def _smallest(self, clause: str) -> dict[str, str]:
+        """The failing test of a clause with the smallest input, and how to run it again."""
+        failed = [r for r in self.results if r.clauses.get(clause) == "failed" and r.outcome == "failed"]
+        if not failed:
+            return {}
+        found = min(failed, key=lambda result: (not result.input, result.size, result.id))
+        said = [line for line in found.details.splitlines() if line.startswith(f"{clause}:")]
         return {
+            "test": found.id, "says": said[0] if said else found.reason, "input": found.input, "seed": str(found.seed),
+            "repeat": reproduce(found.id, self.options),
+        }  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON report, with a digest over all of it."""
+        data = {
             "schema": SCHEMA,
             "verdict": self.verdict,
+            "scope": self.scope,
             "line": self.line,
+            "date": self.date,
             "counts": {
                 "total": len(self.results),
                 "claimed": self.claimed,
                 **{name: self.count(name) for name in OUTCOMES},
             },
+            "certificate": self.certificate(),
             "lanes": self.lanes(),
             "partial": list(self.partial),
             "problems": list(self.problems),
             "options": self.options,
+            "seed": self.seed,
             **self.info,
             "clauses": self.clauses(),
             "waivers": [{**dataclasses.asdict(w), "expires": str(w.expires)} for w in self.waivers],
             "tests": [_test(result) for result in sorted(self.results, key=lambda result: result.id)],
+        }
+        return {**data, "digest": digest(data)}
+
+    def certificate(self) -> dict[str, Any]:
+        """What was run, over what, and what stands behind it."""
+        own = str(self.info.get("package", "")).partition(" ")[0]
+        origins: Mapping[str, Mapping[str, str]] = self.info.get("origins", {})
+        foreign = {hook: f"{o['module']} of {o['distribution']}" for hook, o in origins.items() if _foreign(own, o)}
+        return {
+            "kit": kit_digest(),
+            "plugin": plugin_digests(self.info.get("modules", {}).get("files", ())),
+            "lanes_run": self.lanes_run,
+            "sizes": SIZES,
+            "seed": self.seed,
+            "waivers": len(self.waivers),
+            "hooks_not_claimed": [h for h in installed().hooks if h not in self.info.get("hooks_claimed", ())],
+            "clauses_without_a_passed_test": self.bare_clauses,
+            "emulated": bool(self.info.get("emulated")),
+            "hooks_of_other_distributions": foreign,
+            "modules_of_other_backends": list(self.info.get("modules", {}).get("borrowed", ())),
         }
 
     def lanes(self) -> dict[str, dict[str, float]]:
@@ -166,6 +280,12 @@ class Report:
             row[result.outcome] += 1
             row["seconds"] = round(row["seconds"] + result.seconds, 3)
         return dict(sorted(lanes.items()))
+
+
+def _foreign(own: str, origin: Mapping[str, str]) -> bool:
+    """A hook that lies in another distribution than the plugin; one named by import path has no distribution."""
+    distribution = origin.get("distribution", "")
+    return bool(own and distribution) and own not in ("unknown",) and distribution != own
 
 
 def _status(row: Mapping[str, Any]) -> str:
@@ -180,16 +300,19 @@ def _status(row: Mapping[str, Any]) -> str:
 
 def _test(result: Result) -> dict[str, Any]:
     data = {"id": result.id, "lane": result.lane, "outcome": result.outcome, "seconds": result.seconds}
-    data |= {"seed": result.seed, "clauses": result.clauses}
+    data |= {"seed": result.seed, "clauses": result.clauses, "hooks": list(result.hooks)}
+    if result.worst:
+        data["worst"] = result.worst
     if result.outcome != "passed":
         data |= {"reason": result.reason, "details": result.details} if result.details else {"reason": result.reason}
+        data |= {"input": result.input, "size": result.size} if result.input else {}
     return data
 
 
 def reproduce(test: str, options: str) -> str:
     """The command that runs one test again."""
     module, _, name = test.partition(".py::")
-    return f'pytest --pyargs "hwbackends.conformance.{module}::{name}" {options}'
+    return f'pytest --pyargs "hwbackends.conformance.{module.replace("/", ".")}::{name}" {options}'
 
 
 def write(report: Report, path: Path) -> None:
@@ -198,106 +321,3 @@ def write(report: Report, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".html").write_text(page(data), encoding="utf-8")
-
-
-# --- the page --------------------------------------------------------------------------------------------------------
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1f24 }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem }
-th, td { border-bottom: 1px solid #d8dee4; padding: .3rem .5rem; text-align: left; vertical-align: top }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-.passed, .certified { color: #116329 } .failed { color: #a40e26; font-weight: 600 }
-.waived, .partial, .incomplete { color: #7d4e00 }
-code, pre { font: 13px/1.4 ui-monospace, monospace } pre { background: #f6f8fa; padding: .6rem; overflow-x: auto }
-"""
-
-
-def page(data: Mapping[str, Any]) -> str:
-    """One HTML page with everything a reader asks first: verdict, lanes, clauses, failures, environment."""
-    name = f"{data.get('backend', '?')} on {data.get('device', '?')}"
-    parts = [
-        f"<h1>hwbackends conformance: {_e(name)}</h1>",
-        f'<p class="{_e(data["verdict"].partition(" ")[0])}"><strong>{_e(data["line"])}</strong></p>',
-        "<p>Emulated: every op ran on the CPU; nothing is said of a device.</p>" if data.get("emulated") else "",
-        *(f'<p class="failed">{_e(problem)}</p>' for problem in data["problems"]),
-        "<h2>Lanes</h2>", _lanes(data), "<h2>Clauses</h2>", _clauses(data), _failures(data), _unclaimed(data),
-        _waivers(data), "<h2>Backend and environment</h2>", _environment(data),
-    ]  # fmt: skip
-    head = f'<meta charset="utf-8"><title>{_e(name)}</title><style>{_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
-
-
-def _e(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """The last `numbers` columns are numbers; cells are HTML already."""
-    first = len(heads) - numbers
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="number">{cell}</{tag}>' if i >= first else f"<{tag}>{cell}</{tag}>"
-            for i, cell in enumerate(row)
-        )
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><tr>{cells('th', heads)}</tr>\n{body}\n</table>"
-
-
-def _lanes(data: Mapping[str, Any]) -> str:
-    heads = ["lane", *(name.replace("_", " ") for name in OUTCOMES), "seconds"]
-    rows = [[_e(lane), *(_e(row[n]) for n in OUTCOMES), f"{row['seconds']:.1f}"] for lane, row in data["lanes"].items()]
-    return _table(heads, rows, numbers=5)
-
-
-def _clauses(data: Mapping[str, Any]) -> str:
-    heads = ["clause", "meaning", "status", *(n.replace("_", " ") for n in OUTCOMES), "worst ulp", "of bound"]
-    rows = [
-        [
-            f"<code>{_e(row['id'])}</code>", _e(row["text"]),
-            f'<span class="{_e(row["status"].partition(" ")[0])}">{_e(row["status"])}</span>',
-            *(_e(row[name]) for name in OUTCOMES), _figure(row["worst_ulp"]), _figure(row["worst_share_of_bound"]),
-        ]
-        for row in data["clauses"]
-    ]  # fmt: skip
-    return _table(heads, rows, numbers=6)
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _failures(data: Mapping[str, Any]) -> str:
-    parts = [
-        f"<h3><code>{_e(test['id'])}</code></h3><pre>{_e(test.get('details') or test['reason'])}</pre>"
-        f"<p>seed {test['seed']}; <code>{_e(reproduce(test['id'], data['options']))}</code></p>"
-        for test in data["tests"]
-        if test["outcome"] in ("failed", "waived")
-    ]
-    return "".join(["<h2>Failures</h2>", *parts]) if parts else ""
-
-
-def _unclaimed(data: Mapping[str, Any]) -> str:
-    reasons: dict[str, int] = {}
-    for test in data["tests"]:
-        if test["outcome"] == "not_claimed":
-            reasons[test["reason"]] = reasons.get(test["reason"], 0) + 1
-    rows = [[_e(reason), str(count)] for reason, count in sorted(reasons.items())]
-    return f"<h2>Not claimed</h2>{_table(['what', 'tests'], rows, numbers=1)}" if rows else ""
-
-
-def _waivers(data: Mapping[str, Any]) -> str:
-    keys = ("id", "clause", "reason", "url", "expires")
-    rows = [[_e(waiver[key]) for key in keys] for waiver in data["waivers"]]
-    return f"<h2>Waivers</h2>{_table(keys, rows)}" if rows else ""
-
-
-def _environment(data: Mapping[str, Any]) -> str:
-    keys = ("backend", "package", "contracts", "device", "device_name", "emulated", "probe", "options")
-    rows = [[_e(key), _e(data.get(key, ""))] for key in keys]
-    rows += [[_e(key), _e(value)] for key, value in data.get("environment", {}).items()]
-    rows += [["hooks claimed", _e(", ".join(data.get("hooks_claimed", [])))]]
-    rows += [["capabilities", f"<code>{_e(json.dumps(data.get('capabilities', {})))}</code>"]]
-    return _table(["what", "value"], rows)

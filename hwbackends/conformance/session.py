@@ -1,30 +1,39 @@
-"""The pytest side of a conformance run: sends each test to the worker process, turns outcomes into reports, holds them
-against the waivers, and closes with one line and the report files. Imports no torch and no backend."""
+"""The pytest side of a conformance run: makes the items of every test from the backend's claims, runs each test here,
+where the plugin is never imported, turns outcomes into results, holds them against the waivers, and closes with one
+line and the report files."""
 
 from __future__ import annotations
 
-import math
+import datetime
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard, cast
 
 import pytest
 
-from hwbackends.conformance.inventory import shipped_tests
-from hwbackends.conformance.marks import FRESH_PROCESS
+from hwbackends.conformance import kit as kits
+from hwbackends.conformance.kit import Kit, Outcome
+from hwbackends.conformance.marks import FRESH_PROCESS, Item, items
 from hwbackends.conformance.plugin import PACKAGE
 from hwbackends.conformance.report import Report, Result, write
 from hwbackends.conformance.waivers import read_waivers, unknown_ids, waived_clauses
-from hwbackends.conformance.workers import Job, Outcome, Settings, Worker
+from hwbackends.conformance.wanted import wanted_ids
 from hwbackends.errors import ContractError
+from hwbackends.remote.client import Client, HookError, ProcessLost
 
 _PROPERTY = "hwbackends"
 _STATUS = {"not_claimed": ("not claimed", "n", "NOT CLAIMED"), "waived": ("waived", "w", "WAIVED")}
 
 
 def test_id(item: pytest.Function) -> str:
-    """`test_file.py::test_name[case]`, wherever the kit is installed; a node id depends on the folder of the run."""
-    return f"{item.module.__name__.rpartition('.')[2]}.py::{item.name}"
+    """`conv/test_file.py::test_name[case]`, wherever the kit is installed; a node id depends on the run's folder."""
+    return f"{file_of(item.module.__name__)}::{item.name}"
+
+
+def file_of(module: str) -> str:
+    """Path of a module of the kit inside it."""
+    return module.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py"
 
 
 def _check_options(hang_timeout: float, report: str | None) -> None:
@@ -54,8 +63,9 @@ class Session:
         _check_options(option.hang_timeout, option.report)
         self.config = config
         self.is_xdist_worker = hasattr(config, "workerinput")
-        self.settings = Settings(option.hwbackend, option.device, option.seed)
-        self.worker = Worker(self.settings, option.hang_timeout)
+        self.backend, self.device, self.seed = option.hwbackend, option.device, option.seed
+        self.client = Client(option.hwbackend, option.device, option.hang_timeout)
+        self._kit: Kit | None = None
         self.results: dict[str, Result] = {}
         self.collected: set[str] = set()
         self.expected: set[str] = set()
@@ -69,29 +79,55 @@ class Session:
 
     @pytest.fixture
     def kit(self) -> None:
-        """The tests' only fixture; the real object is made in the worker process."""
+        """The tests' only fixture; the session calls the tests itself."""
+
+    @pytest.fixture
+    def item(self) -> None:
+        """Stands for one case at one point of the claims."""
 
     # --- before ---
 
     def pytest_sessionstart(self) -> None:
-        """Load the backend once, in the worker, to learn what it is; one that does not load ends the run."""
-        if self.is_xdist_worker or self.config.option.collectonly:
+        """Load the backend once, in its process, to learn what it claims; one that does not load ends the run."""
+        try:
+            self._kit = Kit(self.client)
+        except (HookError, ProcessLost, ContractError) as error:
+            self.client.close()
+            raise pytest.UsageError(f"backend {self.backend!r}: {self._how_to_repeat(str(error))}") from None
+        self.info = {**self._kit.info, "hooks_claimed": list(self._kit.claims.hooks)}
+
+    def _how_to_repeat(self, text: str) -> str:
+        """A crash or a hang at import, with its clause, seed and command."""
+        if not text.startswith(("CRASH", "HANG")):
+            return text
+        return f"{text}\nclause CS-PROBE-01 (a backend says whether it can run here), seed {self.seed}; {self._again()}"
+
+    def _again(self, test: str = "") -> str:
+        what = f"{PACKAGE}.{test}" if test else PACKAGE
+        return f"repeat: pytest --pyargs {what} --hwbackend {self.backend} --device {self.device} --seed {self.seed}"
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One item per case and point of the claims."""
+        if self._kit is None or not metafunc.module.__name__.startswith(f"{PACKAGE}."):
             return
-        answer = self.worker.run(Job("backend"))
-        if answer.outcome != "passed":
-            self.worker.close()
-            raise pytest.UsageError(f"backend {self.settings.backend!r}: {answer.reason} {answer.details}".strip())
-        self.info = answer.info
+        found = items(metafunc.function, self._kit.claims, self.seed)
+        metafunc.fixturenames.append("item")
+        marks = [() if item.quick else (pytest.mark.full,) for item in found]
+        values = [
+            pytest.param(*i.arguments.values(), i, id=i.id or "once", marks=m)
+            for i, m in zip(found, marks, strict=True)
+        ]
+        metafunc.parametrize([*found[0].arguments, "item"], values)
 
     def pytest_report_header(self) -> str:
         """Name the backend in pytest's header."""
-        return f"hwbackends conformance: backend {self.settings.backend}, device {self.settings.device}"
+        return f"hwbackends conformance: backend {self.backend}, device {self.device}"
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Take note of every test, then leave out what the quick lane leaves out."""
         self.collected = {test_id(item) for item in items if _is_kit(item)}
-        self.whole = _whole([item for item in items if _is_kit(item)])
+        self.whole = self._kit is not None and self.collected == wanted_ids(self._kit.claims, self.seed)
         if self.config.option.quick:
             out = [item for item in items if _is_kit(item) and item.get_closest_marker("full")]
             items[:] = [item for item in items if item not in set(out)]
@@ -106,19 +142,16 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Run a test of the kit in the worker process."""
+        """Run a test of the kit; hooks run in the backend's process."""
         if not _is_kit(pyfuncitem):
             return None
-        name = test_id(pyfuncitem)
-        declared = tuple(pyfuncitem.function.clauses)
-        if getattr(pyfuncitem.function, FRESH_PROCESS, False):
-            self.worker.finish()
-        callspec = getattr(pyfuncitem, "callspec", None)
-        params = dict(callspec.params) if callspec else {}
-        function = pyfuncitem.originalname or pyfuncitem.name
-        outcome = self.worker.run(Job(name, pyfuncitem.module.__name__, function, params))
-        if outcome.outcome == "failed" and not outcome.clauses:  # a crash tells nothing of single clauses
-            outcome.clauses = dict.fromkeys(declared, False)
+        assert self._kit is not None
+        name, test = test_id(pyfuncitem), pyfuncitem.function
+        declared = tuple(test.clauses)
+        if getattr(test, FRESH_PROCESS, False):
+            self.client.stop()
+        item = cast(Item, pyfuncitem.callspec.params["item"])
+        outcome = kits.run(self._kit, name, test, item, self.seed)
         result = self._judge(name, outcome, declared)
         pyfuncitem.user_properties.append((_PROPERTY, result.as_dict()))
         _raise(result)
@@ -160,8 +193,8 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Close the worker, and make a useless waiver an error of the run."""
-        self.worker.close()
+        """End the backend's process, and make a useless waiver an error of the run."""
+        self.client.close()
         if self.is_xdist_worker:
             sent = sorted(self.collected), sorted(self.expected), self.deselected, self.whole
             self.config.workeroutput[_PROPERTY] = sent  # type: ignore[attr-defined]
@@ -175,9 +208,25 @@ class Session:
     def _report(self) -> Report:
         partial = list(self._partial())
         problems = unknown_ids(self.waivers, self.collected) if self.whole else []
-        command = [f"--hwbackend {self.settings.backend}", f"--device {self.settings.device}"]
-        command += [f"--seed {self.settings.seed}"] if self.settings.seed else []
-        return Report(self.info, list(self.results.values()), self.waivers, partial, problems, " ".join(command))
+        problems += self._reached()
+        command = [f"--hwbackend {self.backend}", f"--device {self.device}"]
+        command += [f"--seed {self.seed}"] if self.seed else []
+        lanes = "quick" if self.config.option.quick else "full"
+        return Report(
+            self.info, list(self.results.values()), self.waivers, partial, problems, " ".join(command), lanes,
+            self.seed, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
+    def _reached(self) -> list[str]:
+        """Modules of the plugin that were imported into the judge's own process: nothing that it says counts then."""
+        files = set(self.info.get("modules", {}).get("files", ()))
+        own = str(Path(__file__).parents[1])
+        found = [
+            name
+            for name, module in list(sys.modules.items())
+            if (file := getattr(module, "__file__", None)) in files and not str(file).startswith(own)
+        ]
+        return [f"the judge's process imported {name} of the plugin: nothing can be certified" for name in found[:1]]
 
     def _partial(self) -> Iterable[str]:
         """Why this run is not the whole kit."""
@@ -194,22 +243,20 @@ class Session:
         if not self.is_xdist_worker and hasattr(self, "report"):
             for problem in self.report.problems:
                 terminalreporter.write_line(f"ERROR: {problem}", red=True)
+            for row in self.report.clauses():
+                found = row["smallest"]
+                if found:
+                    text = f"{row['id']}: smallest input that fails: {found['input'][:1500]}\n  {found['repeat']}"
+                    terminalreporter.write_line(text)
             terminalreporter.write_line(self.report.line, bold=True)
 
 
 def _is_kit(item: pytest.Item) -> TypeGuard[pytest.Function]:
-    return isinstance(item, pytest.Function) and item.module.__name__.startswith(f"{PACKAGE}.test_")
-
-
-def _whole(items: list[pytest.Function]) -> bool:
-    """Whether every case of every shipped test is there."""
-    found: dict[str, int] = {}
-    wanted = dict.fromkeys(shipped_tests(), 1)
-    for item in items:
-        name = test_id(item).partition("[")[0]
-        found[name] = found.get(name, 0) + 1
-        wanted[name] = math.prod(len(mark.args[1]) for mark in item.iter_markers("parametrize"))
-    return found == wanted
+    return (
+        isinstance(item, pytest.Function)
+        and ".test_" in item.module.__name__
+        and item.module.__name__.startswith(f"{PACKAGE}.")
+    )
 
 
 def _property(report: Any) -> dict[str, Any] | None:
@@ -228,4 +275,5 @@ def _raise(result: Result) -> None:
 
 def _fail(result: Result) -> NoReturn:
     text = result.details if result.details.startswith(result.reason) else f"{result.reason}\n{result.details}"
-    pytest.fail(f"{text}\nseed {result.seed}", pytrace=False)
+    shown = f"\ninput: {result.input}" if result.input else ""
+    pytest.fail(f"{text}{shown}\nseed {result.seed}", pytrace=False)

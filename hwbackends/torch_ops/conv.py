@@ -130,8 +130,8 @@ class _Step:
         not depend on the phase, the chunk or the batch that it is computed in.
         """
         out = torch.empty_like(self.x, memory_format=torch.contiguous_format) if out is None else out
-        if not self.x.shape[0]:
-            return out
+        if not self.x.shape[0] or not self.metadata.num_reqs:
+            return out.zero_()
         owner, index, live = self._token_owners()
         compute = torch.float64 if self.x.dtype == torch.float64 else torch.float32
         taps = weight.to(compute)
@@ -231,9 +231,14 @@ class _Step:
 def _silu(total: Tensor) -> Tensor:
     """silu whose bits do not depend on where a token stands in the batch.
 
-    Vector and scalar float32 exponentials differ in the last bit: in float64 that is rounded away. An NPU has no
-    float64 silu, and vector exponentials alone.
+    Vector and scalar float32 exponentials differ in the last bit: in float64 that is rounded away, and a float64 input
+    is padded to whole vectors, so that no element takes the scalar path. An NPU has no float64 silu, and vector
+    exponentials alone.
     """
     if total.device.type == "npu":
         return torch.nn.functional.silu(total)
+    if total.dtype == torch.float64:
+        flat = total.reshape(-1)
+        whole = torch.nn.functional.pad(flat, (0, -flat.shape[0] % 64))
+        return torch.nn.functional.silu(whole)[: flat.shape[0]].reshape(total.shape)
     return torch.nn.functional.silu(total.double()).to(total.dtype)

@@ -5,6 +5,7 @@ red."""
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import signal
@@ -66,13 +67,13 @@ def mutant(*hooks: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], An
     """Register `fault(call)` in the place of each of `hooks`."""
 
     def register(fault: Callable[[Call], Any]) -> Callable[[Call], Any]:
-        MUTANTS[fault.__name__] = lambda: {hook: _wrap(getattr(reference, hook), fault) for hook in hooks}
+        MUTANTS[fault.__name__] = lambda: {hook: wrap(getattr(reference, hook), fault) for hook in hooks}
         return fault
 
     return register
 
 
-def _wrap(original: Hook, fault: Callable[[Call], Any]) -> Hook:
+def wrap(original: Hook, fault: Callable[[Call], Any]) -> Hook:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         return fault(Call(original, args, kwargs))
@@ -85,12 +86,24 @@ class _Plugins:
     """One attribute per mutant: its plugin."""
 
     def __getattr__(self, name: str) -> SimpleNamespace:
-        if name not in MUTANTS:
+        if name not in all_mutants():
             raise AttributeError(name)
         return SimpleNamespace(**{hook: getattr(reference, hook) for hook in HOOKS} | MUTANTS[name]())
 
 
 plugins = _Plugins()
+
+
+def all_mutants() -> dict[str, Callable[[], dict[str, Hook]]]:
+    """Every mutant of the three files."""
+    for part in ("sizes", "memory"):
+        importlib.import_module(f"tests.conformance.mutants_{part}")
+    return MUTANTS
+
+
+def changed_hooks() -> dict[str, list[str]]:
+    """The hooks that each mutant changes."""
+    return {name: sorted(make()) for name, make in all_mutants().items()}
 
 
 def live(metadata: StepMetadata) -> Tensor:
@@ -571,8 +584,8 @@ def _commit_from_the_last_metadata() -> dict[str, Hook]:
             rows = last[0][: rows.shape[0]]
         c.run(req_pool_indices=rows)
 
-    wrapped = {hook: _wrap(getattr(reference, hook), remember) for hook in PREPARES}
-    return {**wrapped, COMMIT: _wrap(reference.update_mamba_state_after_mtp_verify, commit)}
+    wrapped = {hook: wrap(getattr(reference, hook), remember) for hook in PREPARES}
+    return {**wrapped, COMMIT: wrap(reference.update_mamba_state_after_mtp_verify, commit)}
 
 
 MUTANTS["commits_from_the_last_metadata"] = _commit_from_the_last_metadata

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from hwbackends.cli import main
 from hwbackends.conformance import command, inventory, report
+from hwbackends.conformance.digests import digest
+from hwbackends.contract.reader import installed
 
 
 def _call(*arguments: str) -> Result:
@@ -41,9 +46,9 @@ def test_report_shows_clauses_failures_and_the_line(written: Path, tmp_path: Pat
 
 def test_a_certified_report_is_status_zero(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    report.write(
-        report.Report({"backend": "acme", "device": "cpu"}, [report.Result("test_a.py::test_b", "passed")]), path
-    )
+    passed = dict.fromkeys(installed().clauses, "passed")
+    result = report.Result("test_a.py::test_b", "passed", clauses=passed)
+    report.write(report.Report({"backend": "acme", "device": "cpu"}, [result]), path)
     assert _call("report", str(path)).exit_code == 0
 
 
@@ -99,3 +104,71 @@ def test_run_is_pytest_with_the_kits_options(monkeypatch: pytest.MonkeyPatch, tm
         "--pyargs", "hwbackends.conformance", "--hwbackend=acme", "--device=cuda", "--seed=0", f"--waivers={waivers}",
         "--report=o.json", "--quick", "-n", "2", "-x",
     ]  # fmt: skip
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> Path:
+    """A report of one failed and one passed test, as a run would have written it."""
+    results = [
+        _of(name, outcome) for name, outcome in (("a.py::test_a[once]", "passed"), ("b.py::test_b[once]", "failed"))
+    ]
+    info = {"backend": "acme", "device": "cpu", "capabilities": {}, "hooks_present": []}
+    path = tmp_path / "honest.json"
+    report.write(report.Report(info, results), path)
+    return path
+
+
+def _of(name: str, outcome: str) -> report.Result:
+    return report.Result(name, outcome, clauses={"CS-CONV-01": outcome}, seed=zlib.crc32(name.encode()))
+
+
+def test_a_report_as_it_was_written_is_verified(honest: Path) -> None:
+    done = _call("verify", str(honest))
+    assert done.exit_code == 0, done.output
+    assert "holds" in done.output
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object], again: bool = False) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    if again:
+        data["digest"] = digest(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(verdict="certified"),
+        lambda data: data["tests"].pop(),
+        lambda data: data["certificate"].update(seed=3),
+        lambda data: data["tests"][1].update(outcome="passed"),
+    ],
+)
+def test_an_edited_report_is_refused(honest: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    _edit(honest, change)
+    done = _call("verify", str(honest))
+    assert done.exit_code == 1
+    assert "the report was edited" in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(verdict="certified"), "its results give 'failed'"),
+        (lambda data: data["clauses"][0].update(status="passed"), "its results give not run"),
+        (lambda data: data["tests"][0].update(seed=5), "its seed does not follow"),
+        (lambda data: data["certificate"].update(kit="0" * 64), "another kit"),
+        (
+            lambda data: data["certificate"]["plugin"].update({"hwbackends/errors.py": "0"}),
+            "is not the file that was judged",
+        ),
+    ],
+)
+def test_what_can_be_computed_again_is_even_under_a_new_digest(
+    honest: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    _edit(honest, change, again=True)
+    done = _call("verify", str(honest))
+    assert done.exit_code == 1
+    assert message in done.output

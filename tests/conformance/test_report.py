@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hwbackends.conformance.report import Report, Result, page
+from hwbackends.conformance.page import page
+from hwbackends.conformance.report import SPEAKS_OF, Report, Result
 from hwbackends.conformance.waivers import Waiver
 from hwbackends.contract.reader import installed
 
@@ -18,6 +19,11 @@ WAIVER = Waiver("test_a.py::test_b", "CS-CONV-01", "why", "https://example.org",
 def _result(outcome: str, clause: str = "CS-CONV-01", name: str = "test_exact.py::test_decode[ring]") -> Result:
     booked = {"waived": "failed"}.get(outcome, outcome)
     return Result(name, outcome, "why", "values", {clause: booked}, seed=17)
+
+
+REQUIRED = {clause: "passed" for clause, hook in installed().clauses.items() if not hook.optional}
+WHOLE = Result("conv/test_all.py::test_all[once]", "passed", clauses=REQUIRED)
+"""A passed test for every clause of a required hook."""
 
 
 @pytest.mark.parametrize(
@@ -36,7 +42,8 @@ def _result(outcome: str, clause: str = "CS-CONV-01", name: str = "test_exact.py
     ],
 )
 def test_the_verdict(outcomes: list[str], extra: dict[str, Any], verdict: str) -> None:
-    report = Report(INFO, [_result(outcome) for outcome in outcomes], **extra)
+    whole = [WHOLE] if outcomes and outcomes != ["not_claimed"] else []
+    report = Report(INFO, [*whole, *(_result(outcome) for outcome in outcomes)], **extra)
     assert report.verdict == verdict
     assert ("certified" in report.line) == (verdict == "certified")
     assert "%" not in report.line
@@ -50,7 +57,24 @@ def test_a_backend_without_every_required_hook_is_incomplete() -> None:
 
 def test_an_optional_hook_need_not_be_claimed() -> None:
     required = [name for name, hook in installed().hooks.items() if not hook.optional]
-    assert Report({**INFO, "hooks_claimed": required}, [_result("passed")]).verdict == "certified"
+    assert Report({**INFO, "hooks_claimed": required}, [WHOLE]).verdict == "certified"
+
+
+@pytest.mark.parametrize("clause", sorted(REQUIRED))
+def test_no_certificate_while_a_clause_has_no_passed_test(clause: str) -> None:
+    booked = {**REQUIRED, clause: "not_claimed"}
+    report = Report(INFO, [_result("passed", name="a"), Result("b", "passed", clauses=booked)])
+    if clause != "CS-CONV-01":  # the first result passes that one
+        assert report.verdict == "incomplete"
+        assert report.line.endswith(f"incomplete: no passed test for {clause}")
+
+
+def test_a_clause_that_speaks_of_unclaimed_layouts_only_is_not_missed() -> None:
+    booked = {clause: outcome for clause, outcome in REQUIRED.items() if "window" in SPEAKS_OF.get(clause, ("window",))}
+    info = {**INFO, "capabilities": {"layouts": ["window"], "index_dtypes": ["int32"]}}
+    report = Report(info, [Result("b", "passed", clauses=booked)])
+    assert report.line.endswith("certified for window, int32")
+    assert Report(INFO, [Result("b", "passed", clauses=booked)]).verdict == "incomplete"
 
 
 def test_the_line_has_passed_claimed_and_total() -> None:

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def kit(lane: str, backend: str = "reference") -> tuple[str, ...]:
-    return "--pyargs", f"hwbackends.conformance.{lane}", "--hwbackend", backend
+    return "--pyargs", f"hwbackends.conformance.step.{lane}", "--hwbackend", backend
 
 
 def test_the_plugin_costs_nothing_when_it_is_not_used(tmp_path: Path, run: Run) -> None:
@@ -77,7 +77,7 @@ def test_an_option_that_would_spoil_the_runs_end_is_refused_first(
 
 
 def test_without_a_backend_it_says_which_option_is_missing(run: Run) -> None:
-    done = run("--pyargs", "hwbackends.conformance.test_probe")
+    done = run("--pyargs", "hwbackends.conformance.step.test_probe")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--hwbackend NAME" in done.stdout + done.stderr
 
@@ -108,8 +108,8 @@ def test_a_failure_prints_the_clause_the_values_and_the_seed(run: Run) -> None:
 
 def _waive(folder: Path, **changes: str) -> str:
     waiver = {
-        "id": "test_probe.py::test_the_probe_answers_with_reasons", "clause": "CS-PROBE-01", "reason": "driver 1.2",
-        "url": "https://example.org/1", "expires": "2999-01-31", **changes,
+        "id": "step/test_probe.py::test_the_probe_answers_with_reasons[once]", "clause": "CS-PROBE-01",
+        "reason": "driver 1.2", "url": "https://example.org/1", "expires": "2999-01-31", **changes,
     }  # fmt: skip
     path = folder / "waivers.yaml"
     path.write_text("- " + json.dumps(waiver), encoding="utf-8")
@@ -163,21 +163,23 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "2",
         "--report=out.json",
     )
-    done = call(folder, *arguments, "--waivers", _waive(folder, id="test_probe.py::test_of_another_release"))
+    done = call(folder, *arguments, "--waivers", _waive(folder, id="step/test_probe.py::test_of_another_release"))
     data: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return {**data, "html": (folder / "out.html").read_text(), "status": done.returncode, "stdout": done.stdout}
 
 
 def test_results_of_xdist_workers_are_all_in_the_report(quick: dict[str, Any]) -> None:
     counts = quick["counts"]
-    assert counts["failed"] == counts["waived"] == counts["not_claimed"] == 0
+    assert counts["failed"] == counts["waived"] == counts["not_claimed"] == 0, [
+        t for t in quick["tests"] if t["outcome"] == "failed"
+    ]
     assert counts["passed"] == counts["total"] == len(quick["tests"]) > 200
     assert [reason.split()[1] for reason in quick["partial"]] == ["deselected"]
 
 
 def test_a_waiver_for_an_unknown_test_is_an_error_of_the_run(quick: dict[str, Any]) -> None:
     (problem,) = quick["problems"]
-    assert problem.startswith("waiver for unknown test 'test_probe.py::test_of_another_release'")
+    assert problem.startswith("waiver for unknown test 'step/test_probe.py::test_of_another_release'")
     assert quick["status"] == 1
     assert quick["verdict"] == "failed"
     assert "ERROR: waiver for unknown test" in quick["stdout"]
@@ -195,9 +197,59 @@ def test_the_report_counts_by_clause_and_says_where_it_ran(quick: dict[str, Any]
 def test_the_page_stands_alone(quick: dict[str, Any]) -> None:
     page = quick["html"]
     assert page.startswith("<!doctype html>")
-    for word in ("CS-COMMIT-02", "Lanes", "passed/claimed/total", "worst ulp", "torch"):
+    for word in (
+        "CS-COMMIT-02",
+        "Lanes",
+        "passed/claimed/total",
+        "worst ulp",
+        "torch",
+        "certificate",
+        "step: ",
+        "conv: ",
+    ):
         assert word in page
     addresses = re.findall(r"https?://[^\s<\"]+", page)
     assert addresses == ["https://example.org/1"]  # the waiver's own; nothing is loaded
     assert "<script" not in page
     assert "<link" not in page
+
+
+VENDORS = "tests.conformance.vendors:plugins"
+
+
+@pytest.mark.parametrize(("name", "how"), [("dies_at_import", "CRASH"), ("hangs_at_import", "HANG")])
+def test_a_crash_or_hang_at_import_names_clause_seed_and_command(name: str, how: str, run: Run) -> None:
+    done = run(*kit("test_probe", f"{VENDORS}.{name}"), "--hang-timeout=20", "--seed=7")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    text = done.stdout + done.stderr
+    assert f"{how}: importing the plugin" in text
+    assert "clause CS-PROBE-01" in text
+    assert "seed 7; repeat: pytest --pyargs hwbackends.conformance --hwbackend" in text
+
+
+def _decode(run: Run, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return run(
+        "--pyargs", "hwbackends.conformance.conv.test_exact", "--hwbackend", f"{VENDORS}.{name}", "-k", "decode", *more
+    )
+
+
+def test_a_hang_costs_one_time_out_per_hook(run: Run) -> None:
+    done = _decode(run, "sleeps", "--hang-timeout=8")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert len(re.findall("ProcessLost: HANG: conv_decode", done.stdout)) == 1
+    assert "not called again: HANG: conv_decode: no answer in 8 s" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["patches_the_kit", "right_only_beside_the_kit", "says_it_is_not_claimed", "zeros"])
+def test_a_judge_that_the_judged_cannot_reach(name: str, run: Run) -> None:
+    done = _decode(run, name, "--quick")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "not_claimed" not in done.stdout
+    assert "smallest input that fails: conv_decode(" in done.stdout
+
+
+def test_a_plugin_that_pytest_imports_into_the_judge_is_not_certified(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "conftest.py").write_text("import tests.conformance.vendors\n")
+    done = run("--pyargs", "hwbackends.conformance.step.test_probe", "--hwbackend", f"{VENDORS}.good")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "the judge's process imported tests.conformance" in done.stdout

@@ -108,7 +108,7 @@ def _rows(
     for b, slot in enumerate(metadata.cache_indices.tolist()):
         span = slice(ends[b], ends[b + 1])
         kept = accept[b] if hook == "conv_draft_extend" else span.stop - span.start
-        if slot <= 0 or span.start == span.stop or kept < 0:
+        if slot <= 0 or kept < 0:
             continue
         history = slots[sources[b]] if flags[b] else np.zeros_like(slots[slot])
         yield span, b, np.concatenate([history.astype(precision), inputs[span].astype(precision)]), kept
@@ -136,7 +136,8 @@ def _write(hook: str, state: ConvState, slots: Array, metadata: StepMetadata, b:
         assert state.draft_rows is not None
         view(hook, "draft_rows", state.draft_rows)[int(metadata.draft_indices[b]), : len(v)] = v
         return
-    slots[int(metadata.cache_indices[b])] = v[kept : kept + history]
+    if len(v) > history:  # without a token the slot is untouched; a snapshot may be asked for all the same
+        slots[int(metadata.cache_indices[b])] = v[kept : kept + history]
     track, taken = int(metadata.mamba_track_indices[b]), int(metadata.mamba_track_tokens[b])
     if track > 0 and taken >= 0:
         slots[track] = v[taken : taken + history]

@@ -39,9 +39,10 @@ def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) ->
     if mode is ForwardMode.DRAFT_EXTEND and batch.num_accept_tokens is not None:
         accept = np.minimum(batch.num_accept_tokens.numpy(), batch.draft_token_num)
     found = _slots(batch, pool, rows)
-    live = _live(batch, rows, accept) & (found > 0)
+    counted = np.arange(len(rows)) < _count(batch)
+    live = _live(batch, counted & (rows >= 0), accept) & (found > 0)
     slots = np.where(live, found, -1)
-    tokens = _tokens(batch, live)
+    tokens = _tokens(batch, counted)
     computed = np.where(live, _computed(batch, tokens), 0)
     source = slots
     if mode is ForwardMode.EXTEND and batch.source_indices is not None:
@@ -49,7 +50,7 @@ def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) ->
         source = np.where(live & (given > 0), given, slots)
     starts = np.concatenate([[0], np.cumsum(tokens)])
     owners = np.full(out.num_tokens, -1)
-    owned = np.repeat(np.arange(len(rows)), np.where(live & (mode is ForwardMode.EXTEND), tokens, 0))
+    owned = np.repeat(np.arange(len(rows)), np.where(mode is ForwardMode.EXTEND, tokens, 0))
     owners[: len(owned)] = owned
     track_slots, track_tokens = _track(batch, pool, live, tokens, computed, accept)
     written = {
@@ -62,11 +63,13 @@ def _prepare(hook: str, batch: StepBatch, pool: StatePool, out: StepMetadata) ->
         getattr(out, name).numpy()[...] = values
 
 
-def _live(batch: StepBatch, rows: Array, accept: Array) -> Array:
-    count = batch.num_reqs
-    if batch.num_reqs_device is not None:
-        count = min(count, int(batch.num_reqs_device[0]))
-    live = (np.arange(len(rows)) < count) & (rows >= 0)
+def _count(batch: StepBatch) -> int:
+    """Rows that are counted: the smaller of both counts."""
+    device = batch.num_reqs_device
+    return batch.num_reqs if device is None else min(batch.num_reqs, int(device[0]))
+
+
+def _live(batch: StepBatch, live: Array, accept: Array) -> Array:
     if batch.forward_mode is ForwardMode.IDLE:
         return live & False
     return live & (accept >= 0) if batch.forward_mode is ForwardMode.DRAFT_EXTEND else live
@@ -83,10 +86,11 @@ def _given(batch: StepBatch, pool: StatePool, slots: Array) -> Array:
     return slots if batch.cache_indices is not None else translate(pool.mamba_v2p_table, slots)
 
 
-def _tokens(batch: StepBatch, live: Array) -> Array:
+def _tokens(batch: StepBatch, counted: Array) -> Array:
+    """Tokens of each request; a padded row inside the count keeps its own, whose outputs are 0."""
     if batch.forward_mode is ForwardMode.EXTEND and batch.extend_seq_lens is not None:
-        return np.where(live, batch.extend_seq_lens.numpy(), 0)
-    return np.full(len(live), batch.tokens_per_req)
+        return np.where(counted, np.maximum(batch.extend_seq_lens.numpy(), 0), 0)
+    return np.full(len(counted), batch.tokens_per_req)
 
 
 def _computed(batch: StepBatch, tokens: Array) -> Array:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hwbackends.conformance import oracle
-from hwbackends.conformance.cases import LAYOUTS, MODES, PREPARE, Req, Rig, Shape, Weights, judge_outputs, rig_for
+from hwbackends.conformance.cases import MODES, Req, Rig, Weights, judge_outputs, prepare_rig, rig_for
 from hwbackends.conformance.kit import Kit, bits
-from hwbackends.conformance.marks import cases, clauses
+from hwbackends.conformance.marks import cases, clauses, over
 from hwbackends.step.metadata import StepMetadata
 
 REQUESTS = [
     Req(3, tokens=5, length=7, accept=2), Req(-1, tokens=2, accept=1), Req(1, tokens=1, length=2, accept=0),
     Req(0, tokens=4, accept=3), Req(9, tokens=0, length=12, accept=-1), Req(6, tokens=3, accept=3),
 ]  # fmt: skip
-
-
-def _rig(kit: Kit, mode: str, shape: Shape | None = None) -> Rig:
-    shape = shape or Shape()
-    drafts = 3 if mode in ("target_verify", "draft_extend") else 0
-    shape = replace(shape, drafts=shape.drafts or drafts)
-    kit.need(hooks=(PREPARE[mode],), layout=shape.layout, dtype=shape.dtype, index_dtype=shape.index_dtype)
-    return Rig(kit, shape)
 
 
 def _judge(kit: Kit, clause: str, rig: Rig, batch: oracle.Batch, got: StepMetadata, names: Sequence[str] = ()) -> None:
@@ -36,19 +27,21 @@ def _judge(kit: Kit, clause: str, rig: Rig, batch: oracle.Batch, got: StepMetada
 
 
 @cases("mode, virtual", [(mode, virtual) for virtual in (True, False) for mode in MODES], quick=4)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-01")
 def test_slots_come_from_the_map(kit: Kit, mode: str, virtual: bool) -> None:
     """Through the map, and through the virtual-to-physical table where there is one."""
-    rig = _rig(kit, mode, Shape(virtual=virtual))
+    rig = prepare_rig(kit, mode, virtual=virtual)
     batch = rig.batch(mode, REQUESTS)
     _judge(kit, "CS-PREP-01", rig, batch, rig.prepare(batch), ("cache_indices",))
 
 
 @cases("mode", MODES)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-01")
 def test_translated_slots_are_taken_as_they_are(kit: Kit, mode: str) -> None:
     """An engine that translates slots itself: neither map nor table is read, for track slots neither."""
-    rig = _rig(kit, mode, Shape(virtual=True))
+    rig = prepare_rig(kit, mode, virtual=True)
     requests = [Req(3, tokens=5, length=7, accept=3, track=4, track_seqlen=9), Req(5, tokens=2, length=2, accept=1)]
     batch = rig.batch(mode, requests, cache_indices=[8, 0])
     names = ("cache_indices", "source_indices", "mamba_track_indices")
@@ -56,10 +49,11 @@ def test_translated_slots_are_taken_as_they_are(kit: Kit, mode: str) -> None:
 
 
 @cases("mode", [*MODES, "idle"], quick=5)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-02", "CS-PREP-04")
 def test_rows_behind_the_live_ones_are_padded(kit: Kit, mode: str) -> None:
     """Whatever they hold: live request rows, lengths, accepted counts, track slots."""
-    rig = _rig(kit, mode)
+    rig = prepare_rig(kit, mode)
     requests = [*REQUESTS, Req(7, tokens=2, length=5, accept=2, track=10, track_seqlen=7), Req(8, tokens=1, accept=1)]
     batch = rig.batch(mode, requests, live=0 if mode == "idle" else 6)
     if mode == "extend":
@@ -76,20 +70,22 @@ def test_rows_behind_the_live_ones_are_padded(kit: Kit, mode: str) -> None:
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-02")
 def test_the_count_on_the_device_pads_too(kit: Kit, mode: str) -> None:
     """The smaller of `num_reqs` and `num_reqs_device` holds."""
-    rig = _rig(kit, mode)
+    rig = prepare_rig(kit, mode)
     for live, device in ((6, 3), (2, 5), (6, 0)):
         batch = rig.batch(mode, REQUESTS, live=live, num_reqs_device=device)
         _judge(kit, "CS-PREP-02", rig, batch, rig.prepare(batch))
 
 
-@cases("mode, layout", [(mode, layout) for layout in LAYOUTS for mode in MODES], quick=4)
+@cases("mode", MODES, quick=4)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-03")
-def test_preparing_twice_changes_nothing(kit: Kit, mode: str, layout: Any) -> None:
+def test_preparing_twice_changes_nothing(kit: Kit, mode: str) -> None:
     """No state is touched, and the second preparation gives the same tensors."""
-    rig = _rig(kit, mode, Shape(layout, ssm=True))
+    rig = prepare_rig(kit, mode, ssm=True)
     rig.histories([r for r in REQUESTS if r.slot > 0])
     batch = rig.batch(mode, REQUESTS)
     before, view = rig.snapshot(), rig.metadata(batch)
@@ -105,11 +101,12 @@ def test_preparing_twice_changes_nothing(kit: Kit, mode: str, layout: Any) -> No
         kit.same_bits("CS-PREP-03", prepared[1][name], prepared[0][name], f"second preparation: {name}")
 
 
-@cases("mode, layout", [(mode, layout) for layout in LAYOUTS for mode in MODES], quick=12)
+@cases("mode", MODES, quick=4)
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-04", "CS-PREP-07")
-def test_every_row_is_written(kit: Kit, mode: str, layout: Any) -> None:
+def test_every_row_is_written(kit: Kit, mode: str) -> None:
     """All tensors of the phase, over stale values; the same buffers serve another step."""
-    rig = _rig(kit, mode, Shape(layout))
+    rig = prepare_rig(kit, mode)
     batch = rig.batch(mode, REQUESTS)
     got = rig.prepare(batch)
     _judge(kit, "CS-PREP-04", rig, batch, got)
@@ -118,44 +115,37 @@ def test_every_row_is_written(kit: Kit, mode: str, layout: Any) -> None:
     _judge(kit, "CS-PREP-07", rig, batch, got, ("cache_indices",))
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-07")
 def test_request_rows_are_not_slots(kit: Kit) -> None:
     """Request rows [5, 3] map to slots 1 and 2; slots 3 and 5 hold NaN, and no NaN comes out."""
-    rig = rig_for(kit, "decode", Shape())
+    rig = rig_for(kit, "decode")
     requests = [Req(1, length=4), Req(2, length=6)]
     rig.histories(requests)
     call = rig.run(rig.batch("decode", requests), Weights(rig.taps()))
     judge_outputs(kit, call, "CS-PREP-07")
 
 
-@cases(
-    "mode, given, kept",
-    [
-        (mode, given, kept)
-        for given, kept in (("int32", "int64"), ("int64", "int32"), ("int32", "int32"))
-        for mode in MODES
-    ],
-    quick=8,
-)
+@cases("mode, step", [(mode, step) for step in (1, 2) for mode in MODES], quick=8)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-05")
-def test_both_index_dtypes(kit: Kit, mode: str, given: str, kept: str) -> None:
-    """Index tensors of the batch in one dtype, of the metadata in another."""
-    kit.need(index_dtype=given)
-    rig = _rig(kit, mode, Shape(index_dtype=kept))
+def test_index_dtypes_and_strides_may_mix(kit: Kit, mode: str, step: int) -> None:
+    """Each index tensor of a batch in its own dtype, and with its own stride; the metadata in either."""
+    rig = prepare_rig(kit, mode, virtual=True)
     requests = [Req(3, tokens=5, length=7, accept=3, track=4, track_seqlen=11), *REQUESTS[1:]]
     batch = rig.batch(mode, requests)
-    got = rig.prepare(batch, rig.step_batch(batch, given))
-    _judge(kit, "CS-PREP-05", rig, batch, got)
-    kit.check(
-        "CS-PREP-05", str(got.cache_indices.dtype) == f"torch.{kept}", f"cache_indices is {got.cache_indices.dtype}"
-    )
+    claimed = list(kit.claims.index_dtypes)
+    for mix in (claimed, claimed[::-1], claimed[:1]):
+        got = rig.prepare(batch, rig.step_batch(batch, mix, step))
+        _judge(kit, "CS-PREP-05", rig, batch, got)
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-06")
 def test_computed_lengths(kit: Kit, mode: str) -> None:
     """Given directly, they win; else they follow from the lengths after the step, or the prefix of an extend."""
-    rig = _rig(kit, mode)
+    rig = prepare_rig(kit, mode)
     given = rig.batch(mode, REQUESTS, computed_lens=[11, 0, 13, 0, 17, 19])
     _judge(kit, "CS-PREP-06", rig, given, rig.prepare(given), ("computed_lens",))
     tokens = 3 if mode in ("target_verify", "draft_extend") else 1
@@ -167,25 +157,23 @@ def test_computed_lengths(kit: Kit, mode: str) -> None:
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-08")
 def test_the_history_offset_of_the_lazy_layout(kit: Kit, mode: str) -> None:
     """Previous step's count less one; 0 where it is not given, and on other layouts."""
     requests = [Req(3, tokens=2, length=7, accept=1, accepted=3), Req(1, tokens=1, length=5, accept=1, accepted=2)]
-    for layout in ("lazy", "window"):
-        if kit.claims.missing(layout=layout):
-            continue
-        rig = _rig(kit, mode, Shape(layout))
-        batch = rig.batch(mode, requests)
-        _judge(kit, "CS-PREP-08", rig, batch, rig.prepare(batch), ("history_offset",))
-        batch = rig.batch(mode, requests, num_accepted_tokens=None)
+    rig = prepare_rig(kit, mode)
+    for counts in ([3, 2], None):
+        batch = rig.batch(mode, requests, num_accepted_tokens=counts)
         _judge(kit, "CS-PREP-08", rig, batch, rig.prepare(batch), ("history_offset",))
 
 
 @cases("virtual", [True, False], quick=2)
+@over("layout", "index", quick=1)
 @clauses("CS-PREP-DEC-01")
 def test_decode_metadata(kit: Kit, virtual: bool) -> None:
     """Offsets, flags and track slots; without a mask nothing is tracked."""
-    rig = _rig(kit, "decode", Shape(virtual=virtual))
+    rig = prepare_rig(kit, "decode", virtual=virtual)
     tracked = [
         Req(3, length=7, track=8),
         Req(5, length=1),
@@ -198,10 +186,11 @@ def test_decode_metadata(kit: Kit, virtual: bool) -> None:
         _judge(kit, "CS-PREP-DEC-01", rig, batch, rig.prepare(batch))
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-EXT-01", "CS-PREP-EXT-02")
 def test_extend_metadata(kit: Kit) -> None:
     """Offsets and owners of tokens; prefix flags by length and as given; sources where positive."""
-    rig = _rig(kit, "extend", Shape(virtual=True))
+    rig = prepare_rig(kit, "extend", virtual=True)
     sourced = [Req(4, tokens=2, length=3, source=10), *(r for r in REQUESTS if r.slot != 4)]
     flagged = [Req(4, tokens=2, length=3, initial=False), Req(2, tokens=3, initial=True), Req(0, tokens=2)]
     for requests in (REQUESTS, sourced, flagged):
@@ -212,11 +201,12 @@ def test_extend_metadata(kit: Kit) -> None:
         _judge(kit, "CS-PREP-EXT-02", rig, batch, got, ("has_initial_state", "source_indices", "cache_indices"))
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-EXT-03")
 def test_extend_track_windows(kit: Kit) -> None:
     """k for every length from masked to beyond the step, at several intervals and prefixes; floor, not truncation."""
     for interval in (1, 3, 4):
-        rig = _rig(kit, "extend", Shape(track_interval=interval, virtual=True, slots=23))
+        rig = prepare_rig(kit, "extend", track_interval=interval, virtual=True, slots=23)
         for prefix in (0, 2, 5):
             lengths = range(-1, prefix + 9)
             requests = [
@@ -229,19 +219,21 @@ def test_extend_track_windows(kit: Kit) -> None:
             _judge(kit, "CS-PREP-EXT-03", rig, batch, rig.prepare(batch), names)
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-VER-01")
 def test_verify_metadata(kit: Kit) -> None:
     """Offsets in steps of the draft count, request rows as draft rows, nothing tracked even under a mask."""
-    rig = _rig(kit, "target_verify")
+    rig = prepare_rig(kit, "target_verify")
     for requests in (REQUESTS, [Req(3, length=7, track=8), Req(0), Req(5, length=2, track=4)]):
         batch = rig.batch("target_verify", requests)
         _judge(kit, "CS-PREP-VER-01", rig, batch, rig.prepare(batch))
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-DEX-01", "CS-PREP-DEX-03")
 def test_draft_extend_metadata(kit: Kit) -> None:
     """A negative count pads a row that names a live slot; counts beyond the drafts are clamped; flags as given."""
-    rig = _rig(kit, "draft_extend")
+    rig = prepare_rig(kit, "draft_extend")
     shared = [Req(3, length=7, accept=-1), Req(5, length=6, accept=2), Req(3, length=7, accept=9), Req(0, accept=1)]
     fresh = [Req(3, length=7, accept=2, initial=False), Req(5, length=6, accept=2), Req(-1, initial=True)]
     for requests in (shared, fresh, REQUESTS):
@@ -252,11 +244,12 @@ def test_draft_extend_metadata(kit: Kit) -> None:
         _judge(kit, "CS-PREP-DEX-03", rig, batch, got, ("has_initial_state",))
 
 
+@over("layout", "index", quick=3)
 @clauses("CS-PREP-DEX-02")
 def test_draft_extend_track_windows(kit: Kit) -> None:
     """Every accepted count across boundaries of the interval, and rows that are not tracked or padded."""
     for interval in (2, 3, 7):
-        rig = _rig(kit, "draft_extend", Shape(track_interval=interval, drafts=4, virtual=True, slots=23))
+        rig = prepare_rig(kit, "draft_extend", track_interval=interval, drafts=4, virtual=True, slots=23)
         for length in range(7):
             requests = [Req(1 + a, length=length, accept=a, track=20 - a) for a in range(5)]
             requests[1:1] = [Req(12, length=length, accept=4), Req(13, length=length, accept=-1, track=14)]

@@ -10,50 +10,36 @@ import numpy as np
 import torch
 
 from hwbackends.conformance import oracle
-from hwbackends.conformance.cases import (
-    CONV,
-    LAYOUTS,
-    MODES,
-    Inputs,
-    Req,
-    Rig,
-    Shape,
-    judge_outputs,
-    judge_state,
-    rig_for,
-)
+from hwbackends.conformance.cases import CONV, MODES, Inputs, Req, Rig, judge_outputs, judge_state, rig_for
+from hwbackends.conformance.conv.test_tolerance import random_histories, random_numbers, random_weights, silu_weights
 from hwbackends.conformance.kit import Kit
-from hwbackends.conformance.marks import cases, clauses, fresh_process
-from hwbackends.conformance.test_tolerance import random_histories, random_numbers, random_weights
+from hwbackends.conformance.marks import cases, clauses, fresh_process, over
 from hwbackends.errors import HwBackendsError
 
 DIM = 37
-COARSE = ("bfloat16", "float16", "float32")
-"""Any dtype shows these properties; 16 bits show a second rounding first."""
 REQUESTS = [Req(3, tokens=9, length=7, accept=2), Req(1, tokens=1, length=2, accept=3), Req(9, tokens=23, length=12)]
 
 
-def _twins(kit: Kit, mode: str, shape: Shape, requests: list[Req], count: int = 2) -> list[Rig]:
+def _twins(kit: Kit, mode: str, requests: list[Req], count: int = 2, **sizes: Any) -> list[Rig]:
     """Rigs with the same state."""
-    rigs = [rig_for(kit, mode, shape, activation="silu") for _ in range(count)]
+    rigs = [rig_for(kit, mode, **{"dims": (DIM,), **sizes}) for _ in range(count)]
     random_histories(kit, rigs[0], requests, mode)
     for rig in rigs[1:]:
         rig.copy_state(rigs[0])
     return rigs
 
 
-@cases("layout, dtype", [(layout, dtype) for dtype in ("float32", "bfloat16") for layout in LAYOUTS], quick=3)
+@over("layout", "dtype", "width", quick=3)
 @clauses("CS-EXTEND-05")
-def test_a_prompt_in_chunks(kit: Kit, layout: Any, dtype: str) -> None:
+def test_a_prompt_in_chunks(kit: Kit) -> None:
     """Any split of 17 tokens gives the outputs and the window of the whole prompt."""
-    shape = Shape(layout, dtype, dims=(DIM,))
-    weights = random_weights(kit, DIM, 4, dtype)
-    x = random_numbers(kit, (17, DIM), dtype)
-    (rig,) = _twins(kit, "extend", shape, [], 1)
+    weights = silu_weights(kit, DIM)
+    x = random_numbers(kit, (17, DIM), kit.point.dtype)
+    (rig,) = _twins(kit, "extend", [], 1)
     whole = rig.run(rig.batch("extend", [Req(4, tokens=17)]), weights, x)
     window = rig.window_of(4, 17)
     for chunks in ((1,) * 17, (3, 3, 3, 3, 3, 2), (16, 1), (1, 2, 14), (5, 12)):
-        (rig,) = _twins(kit, "extend", shape, [], 1)
+        (rig,) = _twins(kit, "extend", [], 1)
         outputs, start = [], 0
         for tokens in chunks:
             call = rig.run(
@@ -65,16 +51,15 @@ def test_a_prompt_in_chunks(kit: Kit, layout: Any, dtype: str) -> None:
         kit.equal("CS-EXTEND-05", rig.window_of(4, 17), window, f"window after chunks {chunks}")
 
 
-@cases("mode, layout", [(mode, layout) for layout in LAYOUTS for mode in MODES], quick=4)
+@cases("mode", MODES, quick=4)
+@over("layout", "dtype", "width", quick=1)
 @clauses("CS-CONV-07")
-def test_a_batch_in_another_order(kit: Kit, mode: str, layout: Any) -> None:
+def test_a_batch_in_another_order(kit: Kit, mode: str) -> None:
     """Permuting requests permutes outputs and leaves the same state."""
-    dtype = kit.dtype(*COARSE)
-    shape = Shape(layout, dtype, dims=(DIM,))
-    first, second = _twins(kit, mode, shape, REQUESTS)
-    weights, order = random_weights(kit, DIM, 4, dtype), [2, 0, 1]
+    first, second = _twins(kit, mode, REQUESTS)
+    weights, order = silu_weights(kit, DIM), [2, 0, 1]
     batch = first.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
+    x = random_numbers(kit, (batch.num_tokens, DIM), kit.point.dtype)
     straight = first.run(batch, weights, x)
     spans = [slice(row.start, row.start + row.tokens) for row in straight.rows]
     moved = [REQUESTS[i] for i in order]
@@ -86,21 +71,20 @@ def test_a_batch_in_another_order(kit: Kit, mode: str, layout: Any) -> None:
     kit.same_bits("CS-CONV-07", turned.after, straight.after, "state after the permuted batch")
 
 
-@cases("mode, layout", [(mode, layout) for layout in LAYOUTS for mode in MODES], quick=4)
+@cases("mode", MODES, quick=4)
+@over("layout", "dtype", "width", quick=1)
 @clauses("CS-CONV-05")
-def test_added_padding(kit: Kit, mode: str, layout: Any) -> None:
+def test_added_padding(kit: Kit, mode: str) -> None:
     """Padded rows between, behind, and rows of x behind the tokens change no bit of the live ones."""
-    dtype = kit.dtype(*COARSE)
-    shape = Shape(layout, dtype, dims=(DIM,))
-    plain, padded = _twins(kit, mode, shape, REQUESTS)
-    weights = random_weights(kit, DIM, 4, dtype)
+    plain, padded = _twins(kit, mode, REQUESTS)
+    weights = silu_weights(kit, DIM)
     batch = plain.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
+    x = random_numbers(kit, (batch.num_tokens, DIM), kit.point.dtype)
     want = plain.run(batch, weights, x)
     more = [REQUESTS[0], Req(0), REQUESTS[1], Req(-1), Req(0), REQUESTS[2], Req(-1)]
     wider = padded.batch(mode, more)
     rows = oracle.prepare(wider, padded.facts)
-    spread = random_numbers(kit, (wider.num_tokens, DIM), dtype)
+    spread = random_numbers(kit, (wider.num_tokens, DIM), kit.point.dtype)
     live = np.concatenate([np.arange(r.start, r.start + r.tokens) for r in rows if not r.padded])
     spread[live] = x
     got = padded.run(wider, weights, spread, tail=3)
@@ -108,16 +92,15 @@ def test_added_padding(kit: Kit, mode: str, layout: Any) -> None:
     kit.same_bits("CS-CONV-05", got.after, want.after, "state beside padding")
 
 
-@cases("layout, dtype", [(layout, dtype) for dtype in ("float32", "bfloat16") for layout in LAYOUTS], quick=3)
+@over("layout", "dtype", "width", quick=3)
 @clauses("CS-VERIFY-01")
-def test_verify_equals_decode(kit: Kit, layout: Any, dtype: str) -> None:
+def test_verify_equals_decode(kit: Kit) -> None:
     """N drafts in one step give the outputs of N decode steps."""
     kit.need(hooks=("conv_decode", "prepare_decode_metadata"))
     requests = [Req(3, length=7), Req(1, length=2), Req(9, length=12)]
-    shape = Shape(layout, dtype, dims=(DIM,), drafts=3)
-    one, many = _twins(kit, "target_verify", shape, requests)
-    weights = random_weights(kit, DIM, 4, dtype)
-    x = random_numbers(kit, (3, 3, DIM), dtype)
+    one, many = _twins(kit, "target_verify", requests, drafts=3)
+    weights = silu_weights(kit, DIM)
+    x = random_numbers(kit, (3, 3, DIM), kit.point.dtype)
     verified = one.run(one.batch("target_verify", requests), weights, x.reshape(9, DIM))
     for t in range(3):
         now = [replace(req, length=req.length + t) for req in requests]
@@ -126,18 +109,19 @@ def test_verify_equals_decode(kit: Kit, layout: Any, dtype: str) -> None:
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "dtype", "width", quick=1)
 @clauses("CS-CONV-06")
 def test_strides_of_inputs(kit: Kit, mode: str) -> None:
     """x and out as columns of wider tensors, weights as the transpose of [W, D] or with gaps: no bit changes."""
-    dtype = kit.dtype(*COARSE)
     lays = [
         Inputs(), Inputs(x_columns=(DIM, DIM)), Inputs(out_columns=(3, 8)), Inputs(weight_transposed=True),
-        Inputs(weight_step=2), Inputs(x_columns=(1, 2), out_columns=(1, 0), weight_transposed=True),
+        Inputs(weight_step=2, bias_step=3), Inputs(x_columns=(1, 2), out_columns=(1, 0), weight_transposed=True),
+        Inputs(x_columns=(8, 0), no_out=True, bias_step=2),
     ]  # fmt: skip
-    rigs = _twins(kit, mode, Shape("window", dtype, dims=(DIM,)), REQUESTS, len(lays))
-    weights = random_weights(kit, DIM, 4, dtype)
+    rigs = _twins(kit, mode, REQUESTS, len(lays))
+    weights = silu_weights(kit, DIM)
     batch = rigs[0].batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
+    x = random_numbers(kit, (batch.num_tokens, DIM), kit.point.dtype)
     calls = []
     for rig, lay in zip(rigs, lays, strict=True):
         call = rig.run(rig.batch(mode, REQUESTS), weights, x, inputs=lay)
@@ -147,33 +131,35 @@ def test_strides_of_inputs(kit: Kit, mode: str) -> None:
         kit.check("CS-CONV-06", bool(call.guards.isnan().all()), f"memory around the output was written, {lay}")
 
 
-@cases("mode, layout", [(mode, layout) for layout in LAYOUTS for mode in MODES], quick=4)
+@cases("mode", MODES, quick=4)
+@over("layout", "dtype", "width", quick=1)
 @clauses("CS-CONV-06")
-def test_strides_of_state(kit: Kit, mode: str, layout: Any) -> None:
+def test_strides_of_state(kit: Kit, mode: str) -> None:
     """A pool of [L, slots, D, rows], as two engines lay it out, gives the bits of a pool of rows."""
-    dtype = kit.dtype(*COARSE)
-    shape = Shape(layout, dtype, dims=(DIM,))
-    plain, turned = (rig_for(kit, mode, s, activation="silu") for s in (shape, replace(shape, transposed=True)))
+    plain, turned = (rig_for(kit, mode, dims=(DIM,), transposed=t) for t in (False, True))
     random_histories(kit, plain, REQUESTS, mode)
     turned.copy_state(plain)
-    weights = random_weights(kit, DIM, 4, dtype)
+    weights = silu_weights(kit, DIM)
     batch = plain.batch(mode, REQUESTS)
     turned.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
+    x = random_numbers(kit, (batch.num_tokens, DIM), kit.point.dtype)
     want, got = plain.run(batch, weights, x), turned.run(batch, weights, x)
     kit.same_bits("CS-CONV-06", got.y, want.y, "outputs")
     kit.same_bits("CS-CONV-06", got.after, want.after, "state")
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "dtype", "width", quick=1)
 @clauses("CS-CONV-06")
 def test_x_with_channels_apart(kit: Kit, mode: str) -> None:
     """x whose last dimension is not contiguous: the right numbers, or a named error, never wrong numbers."""
-    rig = rig_for(kit, mode, Shape("window", dims=(DIM,)))
+    rig = rig_for(kit, mode, dims=(DIM,))
     rig.histories(REQUESTS)
     batch = rig.batch(mode, REQUESTS)
     try:
-        call = rig.run(batch, random_weights(kit, DIM, 4, "float32", None, residual=False), inputs=_Apart())
+        call = rig.run(
+            batch, random_weights(kit, DIM, rig.shape.width, rig.shape.dtype, None, residual=False), inputs=_Apart()
+        )
     except HwBackendsError:
         kit.check("CS-CONV-06", True, "")
         return
@@ -191,18 +177,17 @@ class _Apart(Inputs):
 
 
 @cases("mode", MODES, quick=4)
+@over("layout", "dtype", quick=1)
 @clauses("CS-CONV-10")
 def test_every_repeat_gives_the_same_bits(kit: Kit, mode: str) -> None:
     """A hundred runs from the same state."""
-    dtype = kit.dtype(*COARSE)
-    shape = Shape("window", dtype, dims=(129,))
-    rig, spare = _twins(kit, mode, shape, REQUESTS)
-    weights = random_weights(kit, 129, 4, dtype)
+    rig, spare = _twins(kit, mode, REQUESTS, dims=(129,))
+    weights = silu_weights(kit, 129)
     batch = rig.batch(mode, REQUESTS)
-    x = random_numbers(kit, (batch.num_tokens, 129), dtype)
+    x = random_numbers(kit, (batch.num_tokens, 129), kit.point.dtype)
     metadata = rig.prepare(batch)
     first = rig.run(batch, weights, x, metadata=metadata)
-    for _ in range(99 if kit.device.type == "cuda" else 9):
+    for _ in range(99 if "cuda" in kit.target else 9):
         rig.copy_state(spare)
         again = rig.run(batch, weights, x, metadata=metadata)
         kit.same_bits("CS-CONV-10", again.y, first.y, "outputs of a repeat")
@@ -210,16 +195,16 @@ def test_every_repeat_gives_the_same_bits(kit: Kit, mode: str) -> None:
 
 
 @fresh_process
+@over("layout", "dtype", quick=1)
 @clauses("CS-CONV-10")
 def test_a_cold_call_equals_a_warm_one(kit: Kit) -> None:
     """The first call of a process, when kernels are built and tuned, against a later one."""
-    dtype = kit.dtype(*COARSE)
     kit.need(hooks=tuple(CONV.values()))
     for mode in MODES:
-        cold, warm = _twins(kit, mode, Shape("window", dtype, dims=(DIM,)), REQUESTS)
-        weights = random_weights(kit, DIM, 4, dtype)
+        cold, warm = _twins(kit, mode, REQUESTS)
+        weights = silu_weights(kit, DIM)
         batch = cold.batch(mode, REQUESTS)
-        x = random_numbers(kit, (batch.num_tokens, DIM), dtype)
+        x = random_numbers(kit, (batch.num_tokens, DIM), kit.point.dtype)
         first = cold.run(batch, weights, x)
         warm.batch(mode, REQUESTS)
         later = warm.run(batch, weights, x)

@@ -1,0 +1,1 @@
+"""Clauses of the step contract: preparation and the probe."""
