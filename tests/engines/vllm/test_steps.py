@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hwbackends.engines.vllm.steps import Steps, VllmStep, padded_prompts, ragged
 from hwbackends.registry.loading import load
+from hwbackends.testing.recorder import CpuGraph
 
 S, D, DRAFTS, BLOCKS = 3, 5, 3, 11
 EACH = DRAFTS + 1
@@ -103,6 +104,50 @@ def test_requests_may_bring_unequal_numbers_of_drafts() -> None:
     step = metadata([(4, 2, 1), (7, EACH, 1), (2, 1, 1)])
     assert engine.run(step, [4, 5, 7, 8, 9, 1, 2]) == [4321, 5432, 7654, 8765, 9876, 1987, 2987]
     assert engine.run(metadata([(4, 1, 2), (7, 1, 3), (2, 1, 1)]), [6, 1, 3]) == [6543, 1987, 3298]
+
+
+def test_a_recorded_step_reads_the_block_table_that_vllm_has_at_its_replay() -> None:
+    engine, twin = Engine(drafts=0), Engine(drafts=0)
+    prompts = metadata([], [(4, 3, 0), (7, 2, 0), (2, 1, 0)])
+    for each in (engine, twin):
+        each.run(prompts, [1, 2, 3, 4, 5, 6])
+    table = torch.tensor([[0, 0], [0, 0], [0, 0]], dtype=torch.int32)  # wider than the state's block
+    step = metadata([(0, 1, 1)] * 3)
+    step.num_accepted_tokens, step.state_indices_tensor_d = None, table
+    x, graph = torch.zeros(3, D), CpuGraph()
+    engine.steps.prepare(step, recorded=True).conv(LAYERS[0], x, TAPS.expand(D, S + 1), None)  # vLLM warms up first
+    before = engine.steps.resolutions
+    with graph.capture():
+        answer = engine.steps.prepare(step, recorded=True).conv(LAYERS[0], x, TAPS.expand(D, S + 1), None)
+    assert engine.steps.resolutions == before + 1
+    for blocks, values in (((7, 4, 0), (6.0, 4.0, 9.0)), ((2, 0, 0), (7.0, 9.0, 9.0)), ((4, 2, 7), (5.0, 8.0, 7.0))):
+        live = [block for block in blocks if block]
+        table[:, 0] = torch.tensor(blocks, dtype=torch.int32)
+        x.copy_(torch.tensor(values)[:, None].expand(-1, D))
+        graph.replay()
+        eager = metadata([(block, 1, 1) for block in live])
+        eager.num_accepted_tokens = None
+        expected = twin.run(eager, list(values[: len(live)]))
+        assert answer[:, 0].tolist() == [*expected, *[0.0] * (3 - len(live))]
+        assert engine.steps.resolutions == before + 1, "a replay launches nothing from Python"
+    moved, wanted = engine.caches[LAYERS[0]], twin.caches[LAYERS[0]]
+    assert torch.equal(moved.nan_to_num(-1), wanted.nan_to_num(-1))
+
+
+def test_blocks_of_new_prompts_are_emptied_where_a_graph_of_decodes_may_run_them() -> None:
+    engine = Engine(drafts=0)
+    engine.run(metadata([], [(4, 3, 0), (7, 3, 0)]), [1, 2, 3, 4, 5, 6])
+    engine.steps.clear(torch.tensor([7], dtype=torch.int32))
+    step = metadata([(4, 1, 1), (7, 1, 1)])
+    step.num_accepted_tokens = None
+    assert engine.run(step, [4, 9]) == [4321, 9000]
+
+
+def test_decodes_of_unequal_drafts_and_prefills_share_one_answer() -> None:
+    engine = Engine()
+    engine.run(metadata([], [(4, 3, 0), (7, 3, 0)]), [1, 2, 3, 4, 5, 6])
+    step = metadata([(4, 2, 1), (7, 1, 1)], [(2, 2, 0)])
+    assert engine.run(step, [4, 5, 7, 8, 9]) == [4321, 5432, 7654, 8000, 9800]
 
 
 def test_rows_that_a_graph_pads_change_no_block() -> None:
