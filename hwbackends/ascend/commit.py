@@ -10,6 +10,7 @@ from torch import Tensor
 from hwbackends.ascend import kernels_commit, launch, variants
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
+from hwbackends.step.strides import packed
 from hwbackends.torch_ops import commit as torch_commit
 
 
@@ -87,5 +88,5 @@ def _served(pool: StatePool) -> bool:
         pool.width in variants.WIDTHS
         and all(tensor.dtype in launch.FLOATS for tensor in [*conv, *ssm])
         and launch.fits(*conv, behind=2)
-        and all(launch.packed(tensor, behind) for tensor, behind in zip(ssm, (2, 3), strict=False))
+        and all(packed(tensor, behind) for tensor, behind in zip(ssm, (2, 3), strict=False))
     )

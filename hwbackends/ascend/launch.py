@@ -52,13 +52,3 @@ def fits(*tensors: Tensor, behind: int = 1) -> bool:
         < MAX_OFFSET
         for t in tensors
     )
-
-
-def packed(tensor: Tensor, behind: int) -> bool:
-    """Whether the elements behind the first `behind` axes lie side by side."""
-    expected = 1
-    for extent, stride in reversed(list(zip(tensor.shape[behind:], tensor.stride()[behind:], strict=True))):
-        if extent != 1 and stride != expected:
-            return False
-        expected *= extent
-    return True

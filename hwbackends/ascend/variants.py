@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hwbackends.conv.layouts import LAYOUT_CODES
+
 WIDTHS = (2, 3, 4, 5)
 """Kernel widths that have variants; other widths are served by torch ops."""
 MAX_TOKENS = 8
@@ -14,7 +16,7 @@ MAX_TOKENS = 8
 FLOATS = ("fp16", "bf16", "fp32")
 """Dtypes of activations, weights and state that have variants; float64 is served by torch ops."""
 MODES = {"decode": 0, "target_verify": 1, "draft_extend": 2}
-LAYOUTS = {"window": 0, "ring": 1, "lazy": 2}
+LAYOUTS = LAYOUT_CODES
 EXTEND_ROWS = 8
 """Tokens of one work item behind a request's head."""
 SCAN = 1024

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 Layout = Literal["window", "ring", "lazy"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+LAYOUT_CODES: dict[str, int] = {layout: code for code, layout in enumerate(LAYOUTS)}
+"""The numbers by which kernels know the layouts."""
 
 
 def history_rows(width: int) -> int:

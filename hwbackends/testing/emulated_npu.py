@@ -22,26 +22,10 @@ from torch.utils import _device, backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hwbackends.errors import DeviceError, SyncError, UnsupportedError
+from hwbackends.testing.guards import HOST_READ_OPS, INDEX_OPS
 
 DEVICE = "npu"
 
-_SYNCING_OPS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_local_scalar_dense",
-        "_unique",
-        "_unique2",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "unique_consecutive",
-        "unique_dim",
-        "unique_dim_consecutive",
-    )
-)
-"""Ops whose result, or the size of it, the host must wait for."""
-_INDEX_OPS = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 _COPY_OPS = frozenset({"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize"})
 _WIDENED = frozenset({"aten::histc", "aten::silu"})
 """Computed in float64 and rounded: devices count integers, and give every position of a tensor the same exponential."""
@@ -276,16 +260,16 @@ def _result_on_npu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _check_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """On a device a CPU tensor may join an op only as a 0-d scalar, or as one side of a copy."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    foreign = [t for t in tensors if not _is_npu(t) and (t.dim() > 0 or name in _INDEX_OPS)]
+    foreign = [t for t in tensors if not _is_npu(t) and (t.dim() > 0 or name in INDEX_OPS)]
     if name not in _COPY_OPS and foreign and any(map(_is_npu, tensors)):
         got = f"a {foreign[0].device} tensor of shape {tuple(foreign[0].shape)}"
         raise DeviceError(name, "tensors", got, f"all tensors on {DEVICE}:0", "create the tensor on the device")
 
 
 def _note_syncs(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if name in _SYNCING_OPS:
+    if name in HOST_READ_OPS:
         _syncs.note(name)
-    elif name in _INDEX_OPS and any(_is_npu(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+    elif name in INDEX_OPS and any(_is_npu(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         _syncs.note(f"{name} with a boolean mask")
     elif name == "aten::repeat_interleave" and kwargs.get("output_size") is None:
         _syncs.note(f"{name} without output_size")

@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from hwbackends.conv.layouts import LAYOUT_CODES
 from hwbackends.errors import StrideError
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
+from hwbackends.step.strides import packed
 from hwbackends.triton_ops.kernels_commit import commit_kernel, copy_slots_kernel
-from hwbackends.triton_ops.launch import LAYOUT_CODES, Launch, capturing, cdiv, ordered
+from hwbackends.triton_ops.launch import Launch, capturing, cdiv, ordered
 from hwbackends.triton_ops.traits import Traits, TraitsOf
 
 COMMIT = "update_mamba_state_after_mtp_verify"
@@ -125,11 +127,8 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _entry_contiguous(tensor: Tensor, lead: int, name: str) -> None:
-    expected = 1
-    for extent, stride in zip(reversed(tensor.shape[lead:]), reversed(tensor.stride()[lead:]), strict=True):
-        if extent > 1 and stride != expected:
-            raise StrideError(COMMIT, name, f"strides {tensor.stride()}", "each request's state contiguous")
-        expected *= extent
+    if not packed(tensor, lead):
+        raise StrideError(COMMIT, name, f"strides {tensor.stride()}", "each request's state contiguous")
 
 
 def clear(traits_of: TraitsOf, pool: StatePool, cache_indices: Tensor) -> None:

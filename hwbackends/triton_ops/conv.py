@@ -9,12 +9,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from hwbackends.conv.layouts import LAYOUT_CODES
 from hwbackends.conv.state import ConvState
 from hwbackends.errors import DeviceError
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.triton_ops.kernels_conv import conv_decode_kernel, conv_draft_kernel, conv_extend_kernel
-from hwbackends.triton_ops.launch import LAYOUT_CODES, Launch, capturing, cdiv, interpreting, ordered
+from hwbackends.triton_ops.launch import Launch, capturing, cdiv, interpreting, ordered
 from hwbackends.triton_ops.traits import Traits, TraitsOf
 
 

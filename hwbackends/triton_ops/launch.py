@@ -13,8 +13,6 @@ from torch import Tensor
 from hwbackends.errors import UnsupportedError
 from hwbackends.triton_ops.traits import Traits
 
-LAYOUT_CODES = {"window": 0, "ring": 1, "lazy": 2}
-
 
 def interpreting() -> bool:
     """Whether triton runs kernels in Python on CPU tensors (`TRITON_INTERPRET=1`)."""
