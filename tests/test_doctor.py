@@ -195,7 +195,7 @@ def test_the_own_backends_tell_every_hook(monkeypatch: pytest.MonkeyPatch) -> No
     for name in [name for name in os.environ if name.startswith("HWBACKENDS_")]:
         monkeypatch.delenv(name)
     found = by_name()
-    assert {"reference", "cuda", "ascend"} <= set(found)
-    for name in ("reference", "cuda", "ascend"):
+    assert {"reference", "cuda", "rocm", "ascend"} <= set(found)
+    for name in ("reference", "cuda", "rocm", "ascend"):
         assert None not in found[name]["hooks"].values(), name
         assert found[name]["distribution"] == "hwbackends"

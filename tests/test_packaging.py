@@ -74,7 +74,7 @@ def test_the_wheel_needs_no_torch_unless_an_extra_asks_for_it(wheel: Path) -> No
     base = {line.partition(">")[0] for line in required if "extra ==" not in line}
     assert base == {"click", "packaging", "pluggy", "pyyaml", "rich"}
     extras = {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
-    assert {"reference", "cuda", "ascend", "transformers", "sglang", "vllm", "test", "lint"} <= extras
+    assert {"reference", "cuda", "rocm", "ascend", "transformers", "sglang", "vllm", "test", "lint"} <= extras
     assert not [line for line in required if "==" in line.partition(";")[0]], "versions are pinned in constraints.txt"
 
 

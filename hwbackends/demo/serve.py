@@ -37,7 +37,7 @@ LOGITS_BOUND = 2e-5
 LEAST_ANSWER = 32
 PAUSE = 4
 """Every so many steps nobody drafts, so that decode steps stand between the verify steps."""
-DEVICE_OF_BACKEND = {"cuda": "cuda", "ascend": "npu"}
+DEVICE_OF_BACKEND = {"cuda": "cuda", "rocm": "cuda", "ascend": "npu"}
 
 
 @dataclass(frozen=True, slots=True)
