@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hwbackends.errors import GraphLimitError
-from hwbackends.lazy import exports
 from hwbackends.step.batch import ForwardMode
 
 if TYPE_CHECKING:
@@ -173,7 +172,3 @@ class MetadataBuffers:
     def addresses(self) -> dict[str, int]:
         """Address of each buffer, to prove that none moved."""
         return {name: tensor.data_ptr() for name, tensor in self._full.tensors().items()}
-
-
-# until every user has moved to the new rooms
-__getattr__ = exports(__name__, {"StepBatch": "hwbackends.step.batch", "UNIFORM_DRAFT_MODES": "hwbackends.step.batch"})

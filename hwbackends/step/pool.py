@@ -19,7 +19,6 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
-from hwbackends.lazy import exports
 
 
 class StatePool:
@@ -315,7 +314,3 @@ def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], device: tor
         raise DtypeError("StatePool", name, tensor.dtype, "float16, bfloat16, float32 or float64")
     if tensor.device != device:
         raise DeviceError("StatePool", name, tensor.device, f"{device}, as mamba_index_mapping")
-
-
-# until every user has moved to the new rooms
-__getattr__ = exports(__name__, {"SlotAllocator": "hwbackends.step.slots", "RESERVED_SLOT": "hwbackends.step.slots"})
