@@ -36,7 +36,7 @@ for what in "$@"; do
     tokens)
       : "${RUNS:=$(for model in inkling_plain inkling_mtp lfm2_plain; do for g in graph eager; do echo "stock_${model}_$g ours_${model}_$g"; done; done)}"
       for name in $RUNS; do
-        while (($(jobs -rp | wc -l) >= ${PARALLEL:-4})); do wait -n; done
+        while (($(jobs -rp | wc -l) >= ${PARALLEL:-6})); do wait -n; done
         one serve "$name" &
         sleep 3
       done

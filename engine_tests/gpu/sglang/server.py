@@ -31,7 +31,8 @@ def start(log: Path, extra: list[str]) -> subprocess.Popen[bytes]:
         "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",
         "--disable-prefill-cuda-graph", "--cuda-graph-max-bs-decode", "16", "--chunked-prefill-size", "256",
         "--max-running-requests", "24", "--context-length", "2048", "--random-seed", "1",
-        "--mem-fraction-static", "0.1", "--max-total-tokens", "32768", "--skip-server-warmup",
+        "--mem-fraction-static", "0.5", "--max-mamba-cache-size", "200", "--max-total-tokens", "32768",
+        "--skip-server-warmup",
         "--host", "127.0.0.1", "--port", str(PORT), "--served-model-name", "inkling", *extra,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True)

@@ -50,7 +50,8 @@ def main(name: str, out: Path) -> None:
         "cuda_graph_bs_decode": list(BATCHES),
         "chunked_prefill_size": 8192,
         "max_running_requests": max(BATCHES),
-        "mem_fraction_static": 0.5,
+        "mem_fraction_static": 0.7,
+        "max_mamba_cache_size": 640,
         "max_total_tokens": 65536,
     }
     engine = sglang.Engine(**given)
