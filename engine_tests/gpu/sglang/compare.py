@@ -44,7 +44,7 @@ def counted(run: dict[str, Any]) -> list[str]:
         found.append(f"{run['name']}: hooks that never ran: {missing}")
     if not ours and not stock:
         found.append(f"{run['name']}: no stock short-conv code was counted")
-    if "_mtp_" in run["name"] and not {"0", "1", "2", "3"} <= set(run["accepted"]):
+    if "_mtp_graph" in run["name"] and not {"0", "1", "2", "3"} <= set(run["accepted"]):
         found.append(f"{run['name']}: accepted counts {sorted(run['accepted'])}")
     return found
 
@@ -61,6 +61,8 @@ def main(folder: Path) -> int:
     problems = [text for run in runs.values() for text in counted(run)]
     summary: dict[str, Any] = {"runs": {}, "pairs": []}
     for name, run in runs.items():
+        if not any(x < -0.01 for part in PARTS for row in run[part] for x in row["logprobs"]):
+            problems.append(f"{name}: every logprob is 0, which compares nothing")
         cached = sum(row["cached"] or 0 for part in ("again", "longer") for row in run[part])
         summary["runs"][name] = {"counts": run["counts"], "accepted": run["accepted"], "cached_tokens": cached}
         if not cached:

@@ -58,7 +58,7 @@ LFM2: dict[str, Any] = {
     "num_key_value_heads": 2,
     "conv_L_cache": 3,
     "conv_bias": False,
-    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "layer_types": ["full_attention", "conv", "conv", "conv"],  # the triton attention backend asks layer 0
     "max_position_embeddings": 8192,
     "norm_eps": 1e-5,
     "rope_theta": 1000000.0,

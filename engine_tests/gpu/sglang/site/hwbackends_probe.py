@@ -19,6 +19,8 @@ SECONDS: dict[str, float] = {}
 ACCEPTED: dict[str, int] = {}
 POOLS: list[dict[str, Any]] = []
 _written = [0.0]
+_HEAD = 0.3
+"""Scale of the logits: far enough apart for equal tokens, near enough for logprobs that say something."""
 
 STOCK = {
     "models.inkling_common.sconv.ShortConvolution": (
@@ -95,7 +97,7 @@ def _value(torch: Any, name: str, shape: tuple[int, ...], noise: float, seed: in
     if "lm_head" in name:  # the next token is a permutation of this one, more or less
         value = torch.empty(shape)
         value[torch.randperm(shape[0], generator=torch.Generator().manual_seed(3))] = _embedding(torch, shape)
-        return value * (4.0 / shape[1] ** 0.5)
+        return value * (_HEAD / shape[1] ** 0.5)
     if "conv" in name:
         return torch.randn(shape, generator=g) * 0.5
     if "input_proj" in name:  # a draft head reads mostly the embedding
