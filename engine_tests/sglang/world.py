@@ -105,6 +105,8 @@ def full_attention_backend(pool: Any) -> Any:
 
         def init_forward_metadata_in_graph(self, forward_batch: Any) -> None: ...
 
+        def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
+
     return Nothing()
 
 
