@@ -362,3 +362,19 @@ def test_rows_that_data_parallelism_adds_to_a_prepared_step_answer_zero() -> Non
     world.prepare(batch)
     answers = world.answers(batch, 4)
     assert all(not y[2:].any() for y in answers.values())
+
+
+def test_breakable_prefill_graphs_are_refused_by_name() -> None:
+    """They record convs over an eager step's extents; SGLang chooses full prefill graphs for Inkling."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+    from sglang.srt.runtime_context import get_exec
+
+    from hwbackends.errors import UnsupportedError
+
+    phase = SimpleNamespace(bs=[3], max_bs=3, backend=Backend.BREAKABLE)
+    graphs = SimpleNamespace(decode=SimpleNamespace(bs=[3], max_bs=3), prefill=phase)
+    with (
+        get_exec().graph.override(cuda_graph_config=graphs),
+        pytest.raises(UnsupportedError, match="cuda_graph_backend_prefill"),
+    ):
+        World(DRAFTS)

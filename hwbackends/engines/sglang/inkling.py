@@ -39,6 +39,7 @@ class InklingConvStateBackend(InklingShortConvAttnBackend):  # type: ignore[misc
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
+        _refuse_breakable_prefill()
         pool = self.req_to_token_pool
         history = int(self.conv_state_len)
         dims = [stream.shape[-1] for stream in self._mamba_cache.conv]
@@ -108,6 +109,18 @@ class InklingConvStateBackend(InklingShortConvAttnBackend):  # type: ignore[misc
         """Commit verify's windows; slots come from `req_pool_indices` whether or not the pool's translation is
         fusable, because the step's own slot buffer may hold a later step."""
         self.steps.commit(req_pool_indices, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track)
+
+
+def _refuse_breakable_prefill() -> None:
+    """Breakable prefill graphs record the convs over an eager step, whose number of requests is another at a replay.
+
+    Raises:
+        UnsupportedError: they are configured; SGLang's own choice for Inkling is full prefill graphs.
+    """
+    graphs = get_exec().graph.cuda_graph_config
+    if graphs is not None and graphs.prefill.backend == "breakable":
+        hint = "serve with --cuda-graph-backend-prefill full or --disable-prefill-cuda-graph, or without the plugin"
+        raise UnsupportedError("SGLang plugin", "cuda_graph_backend_prefill", "breakable", "full or disabled", hint)
 
 
 def _as_sglang(handle: LayerHandle) -> InklingShortConvMetadata:
