@@ -1,4 +1,4 @@
-"""Holds the runs of serve.py against each other and writes the summary: compare.py FOLDER. Fails where they differ.
+"""Holds the runs of serve.py, or of speed.py, against each other: compare.py FOLDER SUMMARY. Fails where they differ.
 
 - plugin against stock: every token list equal, logprobs of equal tokens within BOUND;
 - graphs against eager, MTP against plain, each on the plugin's side: every token list equal;
@@ -56,7 +56,27 @@ def pairs(names: set[str]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in found if a in names and b in names]
 
 
-def main(folder: Path) -> int:
+def speeds(folder: Path) -> dict[str, Any]:
+    """Milliseconds of a step, stock and plugin, and the host's microseconds per call of the hooks around it."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("speed_*.json")):
+        run = json.loads(path.read_text())
+        host = {k: 1e6 * s / run["counts"][k] for k, s in run["seconds"].items() if "out_graph" in k or "commit" in k}
+        found[run["name"]] = {"step_ms": run["step_ms"], "host_us_per_call": host}
+    for name, run in found.items():
+        stock = found.get(name.replace("ours_", "stock_"))
+        if name.startswith("ours_") and stock:
+            run["plugin_over_stock"] = {b: ms / stock["step_ms"][b] for b, ms in run["step_ms"].items()}
+            print(name, {b: round(r, 3) for b, r in run["plugin_over_stock"].items()})
+    return found
+
+
+def main(folder: Path, out: Path) -> int:
+    if out.stem.endswith("speed"):
+        found = speeds(folder)
+        out.write_text(json.dumps(found, indent=1) + "\n")
+        slower = [n for n, run in found.items() if any(r > 1 for r in run.get("plugin_over_stock", {}).values())]
+        return 1 if slower or not found else 0
     runs = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*_*_*_*.json"))}
     problems = [text for run in runs.values() for text in counted(run)]
     summary: dict[str, Any] = {"runs": {}, "pairs": []}
@@ -76,10 +96,10 @@ def main(folder: Path) -> int:
         if equal != total or (worst > BOUND and a.startswith("ours") and b.startswith("stock")):
             problems.append(f"{a} / {b}: {equal} of {total} equal, logprobs {worst:.4f} apart")
     summary["problems"] = problems
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    out.write_text(json.dumps(summary, indent=1) + "\n")
     print(f"{len(runs)} runs;", "problems:" if problems else "no problem", *problems, sep="\n  " if problems else " ")
     return 1 if problems or not runs else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

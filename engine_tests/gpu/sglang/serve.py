@@ -29,7 +29,7 @@ def options(name: str) -> dict[str, Any]:
     """Arguments of `sglang.Engine`: what a machine without every kernel package can run, the same on both sides."""
     _, model, mode, graphs = name.split("_")
     found: dict[str, Any] = {
-        "model_path": os.path.join(os.environ["SITE"], "models", model),
+        "model_path": os.path.join(os.environ["WORK"], "models", model),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "attention_backend": "triton",

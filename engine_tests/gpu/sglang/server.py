@@ -25,7 +25,7 @@ URL = f"http://127.0.0.1:{PORT}"
 
 def start(log: Path, extra: list[str]) -> subprocess.Popen[bytes]:
     """A server that answers."""
-    model = os.path.join(os.environ["SITE"], "models", "inkling")
+    model = os.path.join(os.environ["WORK"], "models", "inkling")
     command = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--load-format", "dummy",
         "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",

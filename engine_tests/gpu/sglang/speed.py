@@ -45,7 +45,7 @@ def main(name: str, out: Path) -> None:
     import sglang
 
     given = options(name) | {
-        "model_path": os.path.join(os.environ["SITE"], "models", "published"),
+        "model_path": os.path.join(os.environ["WORK"], "models", "published"),
         "cuda_graph_max_bs_decode": None,
         "cuda_graph_bs_decode": list(BATCHES),
         "chunked_prefill_size": 8192,

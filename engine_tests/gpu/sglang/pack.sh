@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gathers what SGLang needs on a machine with a GPU and without a network: prepare.sh FOLDER (about 45 MB). Wheels that
+# Gathers what SGLang needs on a machine with a GPU and without a network: pack.sh FOLDER (about 45 MB). Wheels that
 # a CUDA image with torch, Triton and Transformers seldom has, SGLang's own tree without what its CUDA path does not need
 # here, two plain Python files of sglang-kernel, and a wheel of this checkout.
 set -euo pipefail
