@@ -28,7 +28,5 @@ if [[ ! -e $folder/sgl_kernel/utils.py ]]; then
 fi
 rm -f "$folder"/whl/hwbackends-*.whl
 "${PYTHON:-python3}" -m pip wheel --quiet --no-deps --wheel-dir "$folder/whl" "$root"
-rm -rf "$folder/tests"
-cp -r "$here" "$folder/tests"
 git -C "$root" describe --always --dirty --abbrev=12 >"$folder/commit"
 du -sh "$folder"
