@@ -13,7 +13,7 @@ if [[ "${KEEP:-0}" != 1 || ! -x $venv/bin/python ]]; then
   "$venv/bin/pip" install --quiet --no-deps sglang==0.5.23
   "$venv/bin/pip" install --quiet transformers==5.24.0 apache-tvm-ffi==0.1.11 \
     msgspec orjson pyzmq psutil requests fastapi uvicorn uvloop aiohttp einops pillow pybase64 ipython dill \
-    sentencepiece openai partial-json-parser compressed-tensors gguf setproctitle \
+    loguru sentencepiece openai partial-json-parser compressed-tensors gguf setproctitle \
     pytest pluggy pyyaml click rich hatchling \
     2> >(grep -vE "^(sglang .* (requires|which)|ERROR: pip's dependency resolver)" >&2)  # as said: without them
 fi

@@ -19,7 +19,7 @@ from hwbackends.engines.sglang.pools import wrap_pool
 from hwbackends.engines.sglang.steps import Limits, Steps
 from hwbackends.errors import GraphError, UnsupportedError
 from hwbackends.registry.loading import load
-from hwbackends.step.handle import HostMirrors, LayerHandle
+from hwbackends.step.handle import LayerHandle
 
 STREAM = "conv"
 
@@ -92,8 +92,8 @@ class ShortConvStateBackend(ShortConvAttnBackend):  # type: ignore[misc]
         found = cache.get((ShortConvStateBackend, layer_id))
         if not isinstance(found, ShortConvStep):
             found = cache[ShortConvStateBackend, layer_id] = self._step(handle)
-        mirrors = cache.get(HostMirrors)
-        if isinstance(mirrors, HostMirrors):
+        mirrors = handle.host_mirrors
+        if mirrors is not None:
             found.slot_ids_cpu, found.has_prefix_cpu = mirrors.cache_indices, mirrors.has_initial_state
         return found
 
