@@ -84,6 +84,24 @@ class AllocationError(GraphError):
     """A device allocation where the contract forbids one."""
 
 
+class RequestError(HwBackendsError, RuntimeError):
+    """A request of a runner failed and gives no more tokens; others are not touched.
+
+    Args:
+        request_id: the request's.
+        reason: what went wrong, an exception or words.
+        tokens: how many tokens it had been given.
+    """
+
+    def __init__(self, request_id: int, reason: object, tokens: int) -> None:
+        self.request_id, self.reason, self.tokens = request_id, reason, tokens
+        words = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
+        super().__init__(f"request {request_id} failed after {tokens} tokens: {words}; add it again")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, int]]:
+        return type(self), (self.request_id, str(self.reason), self.tokens)
+
+
 class ContractError(HwBackendsError):
     """A contract file is malformed; the message gives file, line and path inside the document."""
 

@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--sglang", type=_FOLDER, help="Folder of an unpacked SGLang wheel.")
 @click.option("--vllm", type=_FOLDER, help="Folder of an unpacked vLLM wheel.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
 @click.option("--quick", is_flag=True, help="Small sizes alone.")
 @click.option("--only", multiple=True, help="Cases whose name holds this word; may be given more than once.")
-def bench(sglang: Path | None, vllm: Path | None, out: Path, quick: bool, only: tuple[str, ...]) -> None:
+@click.pass_context
+def bench(
+    ctx: click.Context, sglang: Path | None, vllm: Path | None, out: Path, quick: bool, only: tuple[str, ...]
+) -> None:
     """Measure the cuda backend on this device, against its floor, plain torch, flash-linear-attention where it is
     installed and, with --sglang and --vllm, against the kernels of SGLang and vLLM."""
+    if ctx.invoked_subcommand is not None:
+        return
     import torch
 
     if not torch.cuda.is_available():
@@ -50,6 +55,43 @@ def bench(sglang: Path | None, vllm: Path | None, out: Path, quick: bool, only: 
     click.echo(report.table(results))
     for name in results["failures"]:
         click.echo(f"failed: {name}", err=True)
+
+
+@bench.command()
+@click.option("--device", default="cuda", show_default=True, help="Where the model lies.")
+@click.option("--small", is_flag=True, help="A tiny model and few sizes: shows that the benchmark runs.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
+def serve(device: str, small: bool, out: Path) -> None:
+    """Measure the packed runner on an LFM2 of 1.2 B: decode, verify and prefill, against stock generate and the bytes
+    that a step must read."""
+    import torch
+    from rich.progress import Progress
+
+    from hwbackends.bench import serve as serving
+
+    where = torch.device(device)
+    bandwidth = None
+    if where.type == "cuda":
+        from hwbackends.bench import floor
+
+        bandwidth = floor.measure().copy_bytes_per_s
+    plan = serving.QUICK if small else serving.FULL
+    work = serving.Serving(where, plan, small, bandwidth)
+    rows: list[serving.Row] = []
+    with Progress(transient=True) as bar:
+        task = bar.add_task("serving", total=plan.rows)
+        for row in work.rows():
+            rows.append(row)
+            bar.update(task, advance=1, description=f"{row.work} {row.batch} x {row.context}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "serve.json").write_text(json.dumps(serving.as_json(rows), indent=1) + "\n")
+    text = serving.document(rows, f"Serving on {where}, attention by {work.attention}")
+    (out / "serve.md").write_text(text)
+    try:
+        serving.plot(rows, out / "serve.png")
+    except ModuleNotFoundError:
+        click.echo("matplotlib is not installed: no plot", err=True)
+    click.echo(text)
 
 
 def _others(vllm: Path | None) -> list[Peer]:

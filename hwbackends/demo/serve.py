@@ -26,8 +26,9 @@ from hwbackends.errors import DeviceError
 from hwbackends.runner.drafters import SeededDrafter, missing_counts
 from hwbackends.runner.graphs import CudaRecorder, Record
 from hwbackends.runner.requests import Request
-from hwbackends.runner.serving import PackedRunner, StepReport
+from hwbackends.runner.serving import PackedRunner
 from hwbackends.runner.settings import RunnerSettings
+from hwbackends.runner.steps import StepReport
 from hwbackends.switches import switched_on
 
 CHUNK = 32
@@ -182,6 +183,7 @@ def make_runner(
         draft_tokens=settings.draft,
         prefix_slots=16,
         keep_logits=True,
+        keep_finished=settings.requests,
     )
     model = tiny_model(settings.model, settings.seed, device)
     record = recorder_of(device) if settings.graphs else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from hwbackends.engines.transformers.models import ModelSpec
 from hwbackends.errors import ArgumentError, DeviceError
 from hwbackends.runner.packed import PackedStep, pack_rows
+from hwbackends.runner.pages import pages_of
 from hwbackends.runner.settings import RunnerSettings
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import PADDED
@@ -28,12 +29,14 @@ GENERATING = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """What a decode or verify step needs to know of one live request; `tokens` are this step's."""
+    """What a decode or verify step needs to know of one live request; `tokens` are this step's, `pages` reach to the
+    last of them."""
 
     row: int
     computed: int
     kept_tokens: int
     tokens: Sequence[int]
+    pages: Sequence[int]
     track_slot: int = PADDED
 
 
@@ -83,6 +86,22 @@ class CudaRecorder:
         return replay
 
 
+SHORTEST_EXTENT = 128
+"""Tokens of context that the smallest graph holds, where attention reads an extent and not a length."""
+
+
+def extents(row_len: int, page_size: int, varlen: bool) -> list[int]:
+    """Pages per request that are recorded: doubled from `SHORTEST_EXTENT` tokens up to `row_len`; only the last where
+    attention reads no more than each request's length."""
+    last = pages_of(row_len, page_size)
+    sizes: list[int] = []
+    pages = pages_of(SHORTEST_EXTENT, page_size)
+    while pages < last and not varlen:
+        sizes.append(pages)
+        pages *= 2
+    return [*sizes, last]
+
+
 def buckets(max_batch: int) -> list[int]:
     """Batch sizes that are recorded: powers of two, and the largest batch."""
     sizes = [1 << power for power in range(max_batch.bit_length()) if 1 << power < max_batch]
@@ -91,12 +110,13 @@ def buckets(max_batch: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Bucket:
-    """One phase at one batch size: its static batch, what the last launch or replay gave, and how to replay.
+    """One phase at one batch size and extent: its static batch, what the last launch or replay gave, and how to replay.
 
     `reads` counts the convs that ask for metadata in one forward.
     """
 
     batch: StepBatch
+    pages: int
     output: ForwardOutput | None = None
     replay: Callable[[], None] | None = None
     reads: int = 0
@@ -123,6 +143,8 @@ class StepGraphs:
         settings: limits; they fix every extent.
         forward: runs the model over a step, without a host synchronisation.
         record: how to record; None: every step runs eagerly, over the same static inputs.
+        page_size: tokens per page.
+        varlen: attention goes through `varlen_attn`.
     """
 
     def __init__(
@@ -132,18 +154,25 @@ class StepGraphs:
         settings: RunnerSettings,
         forward: Forward,
         record: Record | None,
+        page_size: int,
+        varlen: bool,
     ) -> None:
         self._sidecar, self._spec, self._settings = sidecar, spec, settings
         self._forward, self._record = forward, record
+        self._page_size, self._varlen = page_size, varlen
         self.counters = GraphCounters()
         self._sizes = buckets(settings.max_batch)
-        self._buckets: dict[tuple[ForwardMode, int], _Bucket] = {}
+        self._extents = extents(settings.row_len, page_size, varlen)
+        self._buckets: dict[tuple[ForwardMode, int, int], _Bucket] = {}
         device, width = sidecar.pool.device, max(1, settings.draft_token_num)
         # rows of the static inputs: request row, computed length, kept tokens, track slot
         self._inputs = torch.zeros(4, settings.max_batch, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(settings.max_batch * width, dtype=torch.int64, device=device)
         self._live = torch.zeros(1, dtype=torch.int32, device=device)
         self._track_mask = torch.zeros(settings.max_batch, dtype=torch.bool, device=device)
+        self._tables = torch.zeros(settings.max_batch, self._extents[-1], dtype=torch.int64, device=device)
+        self._host_tables = torch.zeros(settings.max_batch, self._extents[-1], dtype=torch.int64)
+        self._filled: list[list[int]] = [[] for _ in range(settings.max_batch)]
 
     @property
     def recorded(self) -> bool:
@@ -159,26 +188,32 @@ class StepGraphs:
         modes = GENERATING if self._settings.draft_token_num else GENERATING[:1]
         for mode in modes:
             for size in reversed(self._sizes):
-                bucket = self._buckets[mode, size] = _Bucket(self._static_batch(mode, size))
-                self._fill(mode, [], size)
-                self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=True)
-                if self._record is not None:
-                    bucket.replay = replay = self._record(self._launch(bucket))
-                    if not callable(replay) or bucket.output is None:
-                        wanted = "a function that runs what it is given and returns what replays it"
-                        raise ArgumentError("StepGraphs", "record", f"a function that returned {replay!r}", wanted)
+                for pages in reversed(self._extents):
+                    self._capture(mode, size, pages)
+
+    def _capture(self, mode: ForwardMode, size: int, pages: int) -> None:
+        bucket = self._buckets[mode, size, pages] = _Bucket(self._static_batch(mode, size), pages)
+        self._fill(mode, [], size)
+        self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=True)
+        if self._record is None:
+            return
+        bucket.replay = replay = self._record(self._launch(bucket))
+        if not callable(replay) or bucket.output is None:
+            wanted = "a function that runs what it is given and returns what replays it"
+            raise ArgumentError("StepGraphs", "record", f"a function that returned {replay!r}", wanted)
 
     def _launch(self, bucket: _Bucket) -> Callable[[], None]:
         """Metadata and forward of one bucket: what a graph records, and what runs where nothing is recorded."""
         batch = bucket.batch
         rows, computed = self._inputs[:2, : batch.num_reqs]
         tokens = self._tokens[: batch.num_tokens].view(batch.num_reqs, -1)
+        tables = self._tables[: batch.num_reqs, : bucket.pages]
 
         def launch() -> None:
             before = self._sidecar.reads
             # first of all: convs may start before the launch ahead of them has ended, but not before this one
             self._sidecar.init_forward_metadata_in_graph(batch)
-            step = pack_rows(rows, computed, tokens, self._spec, self._settings.row_len)
+            step = pack_rows(rows, computed, tokens, tables, self._spec, self._page_size, self._varlen)
             bucket.output = self._forward(step)
             bucket.reads = self._sidecar.reads - before
 
@@ -203,6 +238,11 @@ class StepGraphs:
             num_reqs_device=self._live,
         )
 
+    def largest(self, verify: bool) -> list[_Bucket]:
+        """The buckets of the largest batch, by extent: what a benchmark replays alone."""
+        mode = ForwardMode.TARGET_VERIFY if verify else ForwardMode.DECODE
+        return [self._buckets[mode, self._sizes[-1], pages] for pages in self._extents]
+
     def size(self, live: int) -> int:
         """The smallest recorded batch size that holds `live` requests."""
         return next(size for size in self._sizes if size >= live)
@@ -219,7 +259,9 @@ class StepGraphs:
         """
         self._check(mode, rows)
         size = self.size(len(rows))
-        bucket = self._buckets[mode, size]
+        width = self._width(mode)
+        needed = max((pages_of(row.computed + width, self._page_size) for row in rows), default=1)
+        bucket = self._buckets[mode, size, next(pages for pages in self._extents if pages >= needed)]
         self._fill(mode, rows, size)
         self._sidecar.init_forward_metadata_out_graph(bucket.batch, in_capture=False)
         if bucket.replay is None:
@@ -234,7 +276,7 @@ class StepGraphs:
 
     def _check(self, mode: ForwardMode, rows: Sequence[StepRow]) -> None:
         """On the host, from Python numbers: a graph would take anything, and write it."""
-        captured = sorted({mode.value for mode, _ in self._buckets})
+        captured = sorted({mode.value for mode, _, _ in self._buckets})
         if mode.value not in captured:
             hint = "capture() first; target_verify needs draft_tokens above 0"
             raise ArgumentError("StepGraphs.run", "mode", mode.value, f"one of {captured}", hint)
@@ -252,6 +294,9 @@ class StepGraphs:
             if not 0 <= row.computed <= limit - width:
                 wanted = f"from 0 to {limit - width}: a row holds {limit} tokens"
                 raise ArgumentError("StepGraphs.run", "computed", row.computed, wanted, "make max_len larger")
+            if len(row.pages) < pages_of(row.computed + width, self._page_size):
+                got, wanted = f"{len(row.pages)} of row {row.row}", f"pages for {row.computed + width} tokens"
+                raise ArgumentError("StepGraphs.run", "pages", got, wanted)
         if len({row.row for row in rows}) < len(rows):
             raise ArgumentError("StepGraphs.run", "rows", [row.row for row in rows], "each request row once")
 
@@ -266,13 +311,28 @@ class StepGraphs:
         tokens = [token for row in rows for token in row.tokens] + [0] * (tail * width)
         self._inputs[:, :size].copy_(torch.tensor(columns, dtype=torch.int64))
         self._tokens[: size * width].copy_(torch.tensor(tokens, dtype=torch.int64))
+        self._fill_tables(rows)
         self._live.fill_(len(rows))
         self._track_mask[:size].copy_(torch.tensor(columns[3], dtype=torch.int64) > 0)
+
+    def _fill_tables(self, rows: Sequence[StepRow]) -> None:
+        """Pages change rarely: only rows that did are written, and the table is copied once."""
+        changed = False
+        for index, row in enumerate(rows):
+            pages = list(row.pages)
+            if self._filled[index] != pages:
+                self._host_tables[index].zero_()
+                self._host_tables[index, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
+                self._filled[index] = pages
+                changed = True
+        if changed:
+            self._tables.copy_(self._host_tables)
 
     def addresses(self) -> dict[str, int]:
         """Address of each static input, and of each output that a graph fills."""
         named = {"inputs": self._inputs, "tokens": self._tokens, "live": self._live, "track_mask": self._track_mask}
-        for (mode, size), bucket in self._buckets.items():
+        named["tables"] = self._tables
+        for (mode, size, pages), bucket in self._buckets.items():
             if bucket.replay is not None and bucket.output is not None:
-                named[f"logits.{mode.value}.{size}"] = bucket.output.logits
+                named[f"logits.{mode.value}.{size}.{pages}"] = bucket.output.logits
         return {name: tensor.data_ptr() for name, tensor in named.items()}

@@ -1,75 +1,76 @@
-"""Packed continuous batching of a stock model of Transformers: requests join and leave at any step, prompts go in
-chunks beside decoding requests, drafts are verified for the whole batch and committed through the sidecar, and prompts
-that share a chunk-aligned prefix start from its snapshot. Decode and verify steps are replays of recorded forwards."""
+"""Packed continuous batching of a stock model of Transformers: requests join and leave at any step and from any thread,
+prompts go in chunks beside decoding requests, drafts are verified for the whole batch and committed through the
+sidecar, and prompts that share a chunk-aligned prefix start from its snapshot. Decode and verify steps are replays of
+recorded forwards.
+
+One thread steps at a time. What others ask for waits in an inbox and takes effect between steps: whoever holds the
+stepping lock empties it."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from hwbackends.engines.transformers.attention import PAGE_OF_VARLEN, varlen_serves
 from hwbackends.engines.transformers.convs import SidecarConvs
-from hwbackends.engines.transformers.models import describe
+from hwbackends.engines.transformers.models import ModelSpec, describe
 from hwbackends.engines.transformers.patches import patch_model
-from hwbackends.errors import ArgumentError, DeviceError, UnsupportedError
+from hwbackends.errors import ArgumentError, DeviceError, DtypeError, UnsupportedError
 from hwbackends.runner.drafters import Drafter, DrafterHost, NGramDrafter
-from hwbackends.runner.graphs import CudaRecorder, ForwardOutput, Record, StepGraphs, StepRow
-from hwbackends.runner.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
-from hwbackends.runner.requests import Request, RequestState, token_ids
-from hwbackends.runner.scheduler import Plan, Scheduler
+from hwbackends.runner.graphs import CudaRecorder, Record, StepGraphs
+from hwbackends.runner.packed import PackedCache
+from hwbackends.runner.pages import RESERVED, PagePool, PageStore, pages_of
+from hwbackends.runner.requests import Listeners, Request, RequestState, token_ids, whole
+from hwbackends.runner.sampling import Asked, choose_by
+from hwbackends.runner.scheduler import Scheduler
 from hwbackends.runner.settings import RunnerSettings
-from hwbackends.step.batch import ForwardMode, StepBatch
-from hwbackends.step.metadata import PADDED
+from hwbackends.runner.steps import Guard, StepParts, StepReport, Steps, StepVoidError
+from hwbackends.runner.watch import autocast_dtype, fingerprint
+from hwbackends.step.batch import ForwardMode
 from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
 
 ATTENTION_KINDS = ("sdpa", "eager")
-Guard = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(slots=True)
-class StepReport:
-    """What one step did."""
-
-    index: int
-    forward_mode: ForwardMode
-    requests: int
-    tokens: int
-    finished: list[Request] = field(default_factory=list)
+PAGE = 16
+"""Tokens per page, unless something else is asked for or needed."""
+TRIES = 3
+"""Failed steps in a row after which a request fails."""
+PATIENCE = 0.05
+"""Seconds after which the loop in the background looks again whether there is work."""
 
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """Counts over a runner's life: steps (idle ones too), steps with a forward by forward mode, and calls of the model
-    from Python, which are the steps that no graph replayed."""
+    """Counts over a runner's life: steps (idle ones too), steps with a forward by forward mode, calls of the model
+    from Python, which are the steps that no graph replayed, steps that failed, and changes of the model."""
 
     steps: int = 0
     by_mode: dict[str, int] = field(default_factory=dict)
     model_calls: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Greedy:
-    """The greedy token of each row of a forward's logits, and the logits [rows, vocabulary] where they are kept."""
-
-    tokens: list[int]
-    logits: Tensor | None
-
-    def give(self, request: Request, first: int, count: int) -> int:
-        """Append `count` tokens from row `first` on to a request; returns how many it took before it was done."""
-        rows = slice(first, first + count)
-        return request.extend(self.tokens[rows], None if self.logits is None else list(self.logits[rows]))
+    failed_steps: int = 0
+    model_changes: int = 0
 
 
 class PackedRunner:
-    """Serves generation requests (greedy) with one stock model.
+    """Serves generation requests with one stock model.
+
+    Tokens are those that `generate` gives each prompt alone with the same `GenerationConfig`. `add`, `cancel`, `close`
+    and `pause` may be called from any thread, and from callbacks and hooks of the model.
+
+    Attributes:
+        attention: `varlen_attn`, or how the model's own attention runs: `sdpa`, `eager`.
+        attention_reason: why it is not `varlen_attn`.
+        counters: what happened so far; `stats()` has all of it.
 
     Args:
-        model: `InklingForCausalLM` or `Lfm2ForCausalLM`; its short convs are patched in place.
+        model: `InklingForCausalLM` or `Lfm2ForCausalLM`; its short convs and attention layers are patched in place.
         backend: a bound backend, as `hwbackends.load` returns it.
         settings: limits and choices.
         drafter: who proposes drafts where `settings.draft_tokens` > 0; default: an `NGramDrafter`.
@@ -79,7 +80,7 @@ class PackedRunner:
     Raises:
         UnsupportedError: model, version or setting that is not supported.
         ArgumentError: an argument of another kind.
-        DeviceError: CUDA graphs of a model that is not on a GPU.
+        DeviceError: CUDA graphs of a model that is not on a GPU, or a model that is not whole on one device.
     """
 
     # tensors made in inference mode could be written in no other
@@ -94,7 +95,7 @@ class PackedRunner:
         guard: Guard = contextlib.nullcontext,
     ) -> None:
         self._guard = guard
-        self.settings = settings = settings or RunnerSettings()
+        self.settings = settings = RunnerSettings() if settings is None else settings
         self.spec = describe(model)
         _check_arguments(model, backend, settings, drafter, record)
         patch_model(model)
@@ -102,27 +103,33 @@ class PackedRunner:
         self.drafter = (drafter or NGramDrafter()) if settings.draft_tokens else None
         self.device = next(model.parameters()).device
         self._check_model()
-        self.pool = self._make_pool()
+        self._record = record
         self.counters = RunnerCounters()
+        self._make_threads()
+        self.pool = self._make_pool()
         self.sidecar = make_sidecar(self.pool, backend, settings)
-        dtype = self.model.get_input_embeddings().weight.dtype
-        self.store = KeyValueStore(self.spec, settings.max_batch, settings.row_len, dtype, self.device)
+        self.store = self._make_store(record is not None)
         self.scheduler = self._make_scheduler()
         self._convs = SidecarConvs(self.sidecar, self.spec)
-        self.cache = PackedCache(self.store, self._convs)
-        self._hidden: Tensor | None = None
-        self._watch: Any = None
+        self.cache = PackedCache(self.store, self._convs, self.spec)
+        self._steps = Steps(self._make_parts())
+        self._hook: Any = None
         if self.drafter is not None:
             self._attach(self.drafter, backend)
-        self.graphs = self._make_graphs(record)
-        self._captured = self.sidecar.resolutions
-        self._convs.calls = self.counters.model_calls = 0
+        self._captured = 0
+        self._make_graphs()
+        self._fingerprint = fingerprint(model)
 
-    def _make_scheduler(self) -> Scheduler:
-        drafter = self.drafter
-        share = drafter is None or not drafter.needs_hidden
-        finish = drafter.finish if drafter is not None else lambda request: None
-        return Scheduler(self.settings, self.pool, self.store, self.model.config.vocab_size, share, finish)
+    # how it is made
+
+    def _make_threads(self) -> None:
+        self._stepping = threading.Lock()
+        self._stepper: int | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        self._loop: threading.Thread | None = None
+        self._stop = self._paused = self._closed = False
+        self._ids = 0
 
     def _check_model(self) -> None:
         kind = self.spec.attention_kind
@@ -133,6 +140,12 @@ class PackedRunner:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         if limit is not None and self.settings.max_len > limit:
             raise UnsupportedError("PackedRunner", "max_len", self.settings.max_len, f"at most {limit}, as the model")
+
+    def _check_experts(self) -> None:
+        if self.spec.expert_loop:
+            hint = "load the model with experts_implementation='batched_mm'"
+            wanted = "experts without a loop on the host: a graph cannot record one"
+            raise UnsupportedError("PackedRunner", "experts_implementation", "'eager'", wanted, hint)
 
     def _make_pool(self) -> StatePool:
         settings = self.settings
@@ -148,301 +161,508 @@ class PackedRunner:
             track_interval=settings.chunk_size,
         )
 
-    def _make_graphs(self, record: Record | None) -> StepGraphs:
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
+
+    def _make_store(self, recorded: bool) -> PageStore:
+        """Pages on demand; all of them at once where graphs will hold their addresses."""
+        self.attention, self.attention_reason = self._choose_attention()
+        self._varlen = self.attention == "varlen_attn"
+        size = self.settings.page_size or (PAGE_OF_VARLEN if self._varlen else PAGE)
+        per_row = pages_of(self.settings.row_len, size)
+        limit = pages_of(self.settings.kv_tokens, size) or self.settings.max_batch * per_row
+        if limit < per_row:
+            wanted = f"at least {per_row * size}, one request of max_len"
+            raise ArgumentError("RunnerSettings", "kv_tokens", self.settings.kv_tokens, wanted)
+        self._pages = PagePool(limit)
+        held = RESERVED + limit if recorded else min(RESERVED + limit, RESERVED + self.settings.max_batch)
+        return PageStore(self.spec, held, size, self._dtype, self.device)
+
+    def _choose_attention(self) -> tuple[str, str]:
+        if not self.spec.plain_attention:
+            return self.spec.attention_kind, "the model adds a bias to its scores"
+        if self.spec.attention_kind != "sdpa":
+            return self.spec.attention_kind, f"the model asks for {self.spec.attention_kind}"
+        if self.settings.page_size % PAGE_OF_VARLEN:
+            return self.spec.attention_kind, f"page_size is no multiple of {PAGE_OF_VARLEN}"
+        sizes = {shape.head_dim for shape in self.spec.attention.values()}
+        reasons = [varlen_serves(self.device, self._dtype, size) for size in sizes]
+        reason = next((reason for reason in reasons if reason), "")
+        return (self.spec.attention_kind if reason else "varlen_attn"), reason
+
+    def _make_scheduler(self) -> Scheduler:
+        drafter = self.drafter
+        share = drafter is None or not drafter.needs_hidden
+        finish = drafter.finish if drafter is not None else lambda request: None
+        return Scheduler(self.settings, self.pool, self.store, self._pages, share, self._varlen, finish)
+
+    def _make_parts(self) -> StepParts:
+        return StepParts(
+            model=self.model,
+            spec=self.spec,
+            settings=self.settings,
+            scheduler=self.scheduler,
+            sidecar=self.sidecar,
+            cache=self.cache,
+            drafter=self.drafter,
+            device=self.device,
+            guard=lambda: self._guard(),
+            page_size=self.store.page_size,
+            varlen=self._varlen,
+            between=self._between,
+            after_drafts=self._drain,
+            fail=lambda request, error: self.scheduler.end(request, RequestState.FAILED, error),
+        )
+
+    def _make_graphs(self) -> None:
+        """Record decode and verify forwards; what that takes is no step."""
         settings = self.settings
-        if record is not None and self.spec.expert_loop:
-            hint = "load the model with experts_implementation='batched_mm'"
-            wanted = "experts without a loop on the host: a graph cannot record one"
-            raise UnsupportedError("PackedRunner", "experts_implementation", "'eager'", wanted, hint)
-        graphs = StepGraphs(self.sidecar, self.spec, settings, lambda step: self._call_model(step, 0), record)
+        if self._record is not None:
+            self._check_experts()
+        before = (self.sidecar.resolutions, self._convs.calls, self._steps.model_calls)
+        old = getattr(self, "graphs", None)
+        self.graphs = StepGraphs(
+            self.sidecar,
+            self.spec,
+            settings,
+            lambda step: self._steps.call_model(step, 0),
+            self._record,
+            self.store.page_size,
+            self._varlen,
+        )
+        if old is not None:
+            self.graphs.counters = old.counters
         self.sidecar.init_graph_state(settings.max_batch, settings.max_tokens, max(1, settings.draft_token_num))
-        graphs.capture()
-        return graphs
+        self.graphs.capture()
+        self._steps.graphs = self.graphs
+        self._captured += self.sidecar.resolutions - before[0]
+        self._convs.calls, self._steps.model_calls = before[1], before[2]
 
     def _attach(self, drafter: Drafter, backend: Any) -> None:
         limits = self.settings
         sizes = (limits.max_batch, limits.max_len, limits.chunk_size, limits.draft_tokens)
         drafter.attach(DrafterHost(self.model, backend, self.pool, *sizes))
         if drafter.needs_hidden:
-            self._watch = self.model.get_decoder().register_forward_hook(self._keep_hidden)
-
-    def _keep_hidden(self, module: nn.Module, args: object, output: Any) -> None:
-        self._hidden = output.last_hidden_state[0]
+            self._hook = self.model.get_decoder().register_forward_hook(self._steps.keep_hidden)
 
     # requests
 
     def add(
         self,
         prompt: Sequence[int],
-        max_new_tokens: int,
+        max_new_tokens: int | None = None,
+        generation_config: Any = None,
         *,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] | None = None,
         arrival: int = 0,
+        priority: int = 0,
+        seed: int | None = None,
+        logprobs: bool = False,
+        on_token: Callable[[Request, int], None] | None = None,
+        streamer: Any = None,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+        tokenizer: Any = None,
+        **options: Any,
     ) -> Request:
-        """Queue a request; it joins as soon as a row is free.
+        """Queue a request; it joins as soon as a row is free. Iterate over it for its tokens, or ask its `result()`.
 
         Args:
             prompt: token ids, at least one.
-            max_new_tokens: tokens to generate, at least one.
-            eos_token_ids: tokens that end the answer.
+            max_new_tokens: tokens to generate, at least one; None: what the config says, as `generate` reads it.
+            generation_config: a `GenerationConfig` of Transformers; None: the model's own, end tokens included.
+            eos_token_ids: tokens that end the answer; None: the config's; empty: none do.
             arrival: first step that may admit it.
+            priority: higher ones join first, and take the place of lower ones, which resume where they were.
+            seed: of the draws, where the config samples; None: drawn from torch's own generator.
+            logprobs: whether the log-probability of each token is kept.
+            on_token: called with the request and each token, in the thread that steps.
+            streamer: a `BaseStreamer` of Transformers, `TextIteratorStreamer` for one.
+            logits_processor: processors behind those of the config.
+            stopping_criteria: criteria beside those of the config.
+            tokenizer: the model's; `stop_strings` need it.
+            options: fields of the config to change, such as `do_sample=True, temperature=0.7`.
 
         Raises:
             ArgumentError: empty prompt, tokens outside the vocabulary, more tokens than `max_len`, an argument of
-                another kind, or the runner is closed.
+                another kind, autocast is on, or the runner is closed.
+            UnsupportedError: a config that asks for beams, assistants, guidance or several sequences.
         """
-        return self.scheduler.add(prompt, max_new_tokens, eos_token_ids, arrival)
+        hook = "PackedRunner.add"
+        self._refuse_closed(hook)
+        self._refuse_autocast(hook)
+        tokens = token_ids(hook, "prompt", prompt, self.model.config.vocab_size)
+        if not tokens:
+            raise ArgumentError(hook, "prompt", "no token", "at least one", "begin with the model's bos token")
+        asked = Asked(
+            generation_config,
+            max_new_tokens,
+            eos_token_ids,
+            seed,
+            logits_processor,
+            stopping_criteria,
+            tokenizer,
+            options,
+        )
+        choice = choose_by(self.model, tokens, asked)
+        total, limit = len(tokens) + choice.max_new_tokens, self.settings.max_len
+        if total > limit:
+            wanted = f"at most {limit} (max_len)"
+            raise ArgumentError(hook, "prompt + max_new_tokens", total, wanted, "make max_len larger")
+        arrives, first = whole(hook, "arrival", arrival), whole(hook, "priority", priority)
+        with self._news:
+            number, self._ids = self._ids, self._ids + 1
+        request = Request(
+            number,
+            tuple(tokens),
+            choice.max_new_tokens,
+            choice.eos_token_ids,
+            arrives,
+            first,
+            choice.sampler,
+            logprobs,
+            listeners=Listeners(on_token, streamer),
+            drive=self._drive,
+        )
+        self._submit(lambda: self._enter(request))
+        return request
+
+    def add_n(self, prompt: Sequence[int], n: int, *args: Any, seed: int | None = None, **kwargs: Any) -> list[Request]:
+        """`n` requests of one prompt, whose tokens are computed once; with a seed, the i-th has `seed + i`. Other
+        arguments are those of `add`."""
+        count = whole("PackedRunner.add_n", "n", n, 1)
+        return [self.add(prompt, *args, seed=None if seed is None else seed + i, **kwargs) for i in range(count)]
+
+    def _enter(self, request: Request) -> None:
+        self.scheduler.add(request)
+        if self._closed:
+            self.scheduler.end(request, RequestState.CANCELLED)
 
     def cancel(self, request: Request) -> None:
-        """Take a request out at once, wherever it stands; what it generated so far stays with it.
+        """Take a request out wherever it stands, at once or, from within a step, as soon as its forward has run; what
+        it generated so far stays with it. One that has ended stays as it is.
 
         Raises:
             ArgumentError: another runner's request, or none.
         """
-        self.scheduler.cancel(request)
+        if getattr(getattr(request, "drive", None), "__self__", None) is not self:
+            got = type(request).__name__
+            raise ArgumentError("PackedRunner.cancel", "request", f"a {got} that it does not know", "one of its own")
+        self._submit(lambda: self._cancel(request))
+
+    def _cancel(self, request: Request) -> None:
+        self.scheduler.end(request, RequestState.CANCELLED)
+        self._announce([request])
 
     @property
     def requests(self) -> list[Request]:
-        """Every request that was added, in that order."""
+        """Requests that run or wait, and the newest `keep_finished` that ended, in the order in which they were
+        added."""
         return self.scheduler.requests
 
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits."""
-        return self.scheduler.idle
+        return self.scheduler.idle and not self._inbox
 
     def run(self, progress: Callable[[StepReport], None] | None = None) -> list[Request]:
-        """Step until every request is done; `progress` sees each step."""
+        """Step until no request runs or waits; `progress` sees each step. Returns those that ended meanwhile, and the
+        others that `requests` lists. With a loop in the background, it waits for that."""
+        found = {request.request_id: request for request in self.requests}
         while not self.idle:
-            report = self.step()
-            if progress is not None:
-                progress(report)
-        return self.requests
+            if self._in_background():
+                with self._news:
+                    self._news.wait(PATIENCE)
+            else:
+                report = self.step()
+                if progress is not None:
+                    progress(report)
+            found.update({request.request_id: request for request in self.requests})
+        return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """Cancel what runs or waits and forget every prefix: every slot is free, and the runner serves no more."""
+        """Cancel what runs or waits and forget every prefix: every slot is free, and the runner serves no more. From
+        within a step it takes effect when the step's forward has run."""
+        self._closed = True
+        self.stop()
+        self._submit(self._close)
+        if not self._inside():
+            with self._alone():
+                pass
+
+    def _close(self) -> None:
+        requests = self.requests
         self.scheduler.close()
-        if self._watch is not None:
-            self._watch.remove()
+        self._announce(requests)
+        if self._hook is not None:
+            self._hook.remove()
+
+    # the loop in the background
+
+    def start(self) -> Self:
+        """Step in a thread of its own whenever there is work, until `stop` or `close`; a failed step fails or repeats
+        its requests and the loop goes on. `with runner.start():` closes the runner at the end.
+
+        Raises:
+            ArgumentError: the runner is closed.
+        """
+        self._refuse_closed("PackedRunner.start")
+        if not self._in_background():
+            self._stop = False
+            self._loop = threading.Thread(target=self._serve, name="hwbackends-runner", daemon=True)
+            self._loop.start()
+        return self
+
+    def stop(self) -> None:
+        """End the loop in the background after its step; requests stay where they are."""
+        self._stop = True
+        with self._news:
+            self._news.notify_all()
+        loop = self._loop
+        if loop is not None and loop is not threading.current_thread():
+            loop.join()
+            self._loop = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while not self._stop:
+            with self._news:
+                if self._paused or self.idle:
+                    self._news.wait(PATIENCE)
+            if self._paused or self.idle or self._stop:
+                continue
+            # what failed is known to its requests, and counted
+            with contextlib.suppress(Exception):
+                self.step()
+
+    def _in_background(self) -> bool:
+        return self._loop is not None and self._loop.is_alive() and self._loop is not threading.current_thread()
+
+    def _drive(self) -> bool:
+        """Make progress for somebody who waits for a request."""
+        if self._inside():
+            hint = "read `generated`, or wait in another thread"
+            raise ArgumentError("Request.result", "thread", "the one that steps", "another one", hint)
+        if self._in_background():
+            return False
+        self.step()
+        return True
+
+    def pause(self) -> None:
+        """Let the step under way end and take no other until `resume`: for changes of the model, for one."""
+        self._paused = True
+        if not self._inside():
+            with self._alone():
+                pass
+
+    def resume(self) -> None:
+        """Step again."""
+        self._paused = False
+        with self._news:
+            self._news.notify_all()
+
+    def reset_prefixes(self) -> None:
+        """Forget every shared prefix. Changes of weights, adapters and attention are noticed without it, except for
+        writes through `tensor.data`, which leave no trace."""
+        self._submit(self.scheduler.prefixes.clear)
+
+    # who may touch what
+
+    def _inside(self) -> bool:
+        """Whether this thread is in a step."""
+        return self._stepper == threading.get_ident()
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._drain_if_free()
+        with self._news:
+            self._news.notify_all()
+
+    def _drain(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _drain_if_free(self) -> None:
+        # a command that arrives behind the last look of a step would wait for the next one
+        while self._inbox and self._stepping.acquire(blocking=False):
+            try:
+                self._stepper = threading.get_ident()
+                self._drain()
+            finally:
+                self._stepper = None
+                self._stepping.release()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Any:
+        """No step runs meanwhile, and nobody else's commands."""
+        with self._stepping:
+            self._stepper = threading.get_ident()
+            try:
+                yield
+                self._drain()
+            finally:
+                self._stepper = None
+        self._drain_if_free()
+
+    def _refuse_closed(self, hook: str) -> None:
+        if self._closed:
+            raise ArgumentError(hook, "prompt", "a request after close()", "none", "make another runner")
+
+    def _refuse_autocast(self, hook: str) -> None:
+        if (dtype := autocast_dtype(self.device)) is not None:
+            hint = f"load the model with dtype={dtype}, or leave the autocast block"
+            raise UnsupportedError(hook, "torch.autocast", str(dtype), "none: it would not reach every step", hint)
 
     # steps
 
     @torch.no_grad()
     def step(self) -> StepReport:
-        """Admit what may join, run one forward, take its tokens."""
+        """Admit what may join, run one forward, take its tokens.
+
+        A step that fails or is interrupted leaves nothing half done: its requests lose what they held and start over
+        from the tokens they were given; after three failures in a row they fail with the error. It is raised again.
+
+        Raises:
+            ArgumentError: called from within a step, or while the runner is paused.
+        """
+        hook = "PackedRunner.step"
+        if self._inside():
+            hint = "steps do not nest; callbacks may add and cancel requests"
+            raise ArgumentError(hook, "thread", "a step within a step", "one at a time", hint)
+        self._refuse_autocast(hook)
+        with self._alone():
+            if self._paused:
+                raise ArgumentError(hook, "runner", "a paused runner", "one that runs", "call resume() first")
+            return self._step()
+
+    def _step(self) -> StepReport:
+        self._drain()
         index = self.counters.steps
-        self.scheduler.admit(index)
         self.counters.steps += 1
-        if not self.scheduler.running:
-            return StepReport(index, ForwardMode.IDLE, 0, 0)
+        self._steps.plan = []
         try:
-            report = self._forward_step(index)
-        except BaseException:
-            self.scheduler.prefixes.abandon()
+            self.scheduler.admit(index)
+            if not self.scheduler.running:
+                return StepReport(index, ForwardMode.IDLE, 0, 0)
+            report = self._forward(index)
+        except BaseException as error:
+            self._recover(error)
             raise
-        mode = report.forward_mode.value
-        self.counters.by_mode[mode] = self.counters.by_mode.get(mode, 0) + 1
-        for request in [request for request in self.scheduler.running if request.done]:
-            self.scheduler.leave(request, RequestState.FINISHED)
-            report.finished.append(request)
+        self.counters.model_calls = self._steps.model_calls
+        for request in self._steps.plan:
+            request.failures = 0
+            if request.state is RequestState.RUNNING and request.done:
+                self.scheduler.end(request, RequestState.FINISHED)
+                report.finished.append(request)
+        if report.forward_mode is not ForwardMode.IDLE:
+            mode = report.forward_mode.value
+            self.counters.by_mode[mode] = self.counters.by_mode.get(mode, 0) + 1
+        self._announce(list(self._steps.plan))
         return report
 
-    def _forward_step(self, index: int) -> StepReport:
-        if any(request.prefilling for request in self.scheduler.running):
-            return self._extend_step(index)
-        return self._decode_step(index) if self.drafter is None else self._verify_step(index, self.drafter)
+    def _forward(self, index: int) -> StepReport:
+        self.cache.touched = False
+        try:
+            return self._steps.run(index)
+        except StepVoidError:
+            self._model_changed()
+            return StepReport(index, ForwardMode.IDLE, 0, 0)
 
-    def _call_model(self, step: PackedStep, keep: Tensor | int) -> ForwardOutput:
-        """Run the model; nothing waits for the device. `keep`: the tokens whose logits are wanted, 0 for all."""
-        self.cache.step = step
-        self.counters.model_calls += 1
-        with self._guard():
-            out = self.model(
-                input_ids=step.input_ids,
-                attention_mask=step.masks,
-                position_ids=step.position_ids,
-                use_cache=True,
-                logits_to_keep=keep,
-                **{self.spec.cache_argument: self.cache},
-            )
-            logits: Tensor = out.logits[0]
-            return ForwardOutput(logits, logits.argmax(dim=-1), self._hidden)
+    def _between(self) -> bool:
+        """After a forward was launched, while the device works: take what others asked for, and look at the model."""
+        self._drain()
+        return fingerprint(self.model) != self._fingerprint
 
-    def _greedy(self, output: ForwardOutput, rows: int) -> _Greedy:
-        """The first `rows` rows; the host waits for the tokens, and for the logits only where requests keep them."""
-        # a copy: the next replay fills the same tensor
-        kept = output.logits[:rows].to("cpu", torch.float32, copy=True) if self.settings.keep_logits else None
-        return _Greedy(output.tokens[:rows].tolist(), kept)
+    def _recover(self, error: BaseException) -> None:
+        """The step failed at any place: nobody keeps state that it may have written."""
+        self.counters.failed_steps += 1
+        self.scheduler.prefixes.abandon()
+        drafted = self.drafter is not None and self.drafter.needs_hidden
+        failed = []
+        for request in list(self._steps.plan or self.scheduler.running):
+            request.failures += 1
+            if request.ended:
+                continue
+            if request.failures >= TRIES or request.done:
+                state = RequestState.FINISHED if request.done else RequestState.FAILED
+                self.scheduler.end(request, state, None if request.done else error)
+                failed.append(request)
+            elif request.state is RequestState.RUNNING and (self.cache.touched or drafted):
+                self.scheduler.counters.recomputed += 1
+                self.scheduler.requeue(request)
+        self._drain()
+        self._announce(failed)
 
-    def _extend_step(self, index: int) -> StepReport:
-        """A chunk of each prompt that is not done, as far as the step's tokens reach, and a token of every other."""
-        plan = self.scheduler.plan_extend()
-        segments = [
-            Segment(request.row, request.computed, request.span(request.computed, request.computed + count))
-            for request, count in plan
-        ]
-        total = sum(count for _, count in plan)
-        # a decoding request may stand anywhere: only whole chunks of prompts are snapshot here
-        tracks = [
-            self.scheduler.reserve_track(request, count) if request.prefilling else PADDED for request, count in plan
-        ]
-        self.sidecar.init_forward_metadata(self._extend_batch(plan, tracks, total))
-        step = pack(segments, self.spec, self.settings.row_len, total, self.device)
-        ends = [request.computed + count == request.length for request, count in plan]
-        last = torch.tensor([count for _, count in plan]).cumsum(0) - 1
-        output = self._call_model(step, last.to(self.device))
-        found = self._greedy(output, len(plan))
-        counts = [count for _, count in plan]
-        self._observe([request for request, _ in plan], counts, counts, output.hidden)
-        for row, (request, count) in enumerate(plan):
-            request.computed += count
-            request.steps += 1
-            request.kept_tokens = 1
-            self.scheduler.release_source(request)
-            self.scheduler.publish(request, tracks[row])
-            if ends[row]:
-                found.give(request, row, 1)
-        return StepReport(index, ForwardMode.EXTEND, len(plan), total)
+    def _announce(self, requests: Sequence[Request]) -> None:
+        """Tell owners what is new. A listener that raises loses its own request and no other."""
+        for request in requests:
+            try:
+                request.announce()
+                if request.ended:
+                    request.close_stream()
+            except Exception as error:
+                self.scheduler.end(request, RequestState.FAILED, error)
+                with contextlib.suppress(Exception):  # whoever reads the stream must not wait for ever
+                    request.close_stream()
+        with self._news:
+            self._news.notify_all()
 
-    def _extend_batch(self, plan: Plan, tracks: Sequence[int], total: int) -> StepBatch:
-        columns = [
-            [request.row for request, _ in plan],
-            [count for _, count in plan],
-            [request.computed for request, _ in plan],
-            [request.source.slot if request.source else PADDED for request, _ in plan],
-            tracks,
-            [request.computed + count if t > 0 else PADDED for (request, count), t in zip(plan, tracks, strict=True)],
-            [request.kept_tokens for request, _ in plan],
-        ]
-        rows, counts, prefix, source, track, track_len, kept = torch.tensor(columns).to(self.device)
-        tracking = any(slot > 0 for slot in tracks)
-        return StepBatch(
-            forward_mode=ForwardMode.EXTEND,
-            req_pool_indices=rows,
-            num_reqs=len(plan),
-            num_tokens=total,
-            extend_seq_lens=counts,
-            extend_prefix_lens=prefix,
-            source_indices=source,
-            num_accepted_tokens=kept,
-            mamba_track_mask=track > 0 if tracking else None,
-            mamba_track_indices=track if tracking else None,
-            mamba_track_seqlens=track_len if tracking else None,
-        )
+    # changes of the model
 
-    def _uniform(
-        self,
-        mode: ForwardMode,
-        running: Sequence[Request],
-        tokens: Sequence[Sequence[int]],
-        tracks: Sequence[int],
-    ) -> ForwardOutput:
-        """Run a decode or verify step with the same number of tokens for each running request."""
-        rows = [
-            StepRow(request.row, request.computed, request.kept_tokens, given, track)
-            for request, given, track in zip(running, tokens, tracks, strict=True)
-        ]
-        return self.graphs.run(mode, rows)
+    def _model_changed(self) -> None:
+        """State of the model that was is worth nothing: prefixes and graphs go, and running requests are computed
+        again by the model that is.
 
-    def _decode_step(self, index: int) -> StepReport:
-        running = list(self.scheduler.running)
-        tracks = [self.scheduler.reserve_track(request, 1) for request in running]
-        newest = [request.span(request.computed, request.computed + 1) for request in running]
-        output = self._uniform(ForwardMode.DECODE, running, newest, tracks)
-        found = self._greedy(output, len(running))
-        self._observe(running, [1] * len(running), [1] * len(running), output.hidden)
-        for row, request in enumerate(running):
-            request.computed += 1
-            request.steps += 1
-            request.kept_tokens = 1
-            self.scheduler.publish(request, tracks[row])
-            found.give(request, row, 1)
-        return StepReport(index, ForwardMode.DECODE, len(running), len(running))
-
-    def _verify_step(self, index: int, drafter: Drafter) -> StepReport:
-        """The newest token of each request and its drafts; accepted ones are committed, the others never happened.
-
-        Where nobody has a draft the step decodes.
+        Raises:
+            UnsupportedError: attention, a form or an implementation that the runner does not serve.
+            DtypeError: another dtype, or another device.
         """
-        width = self.settings.draft_token_num
-        drafts = self._drafts(drafter)
-        if not any(drafts.values()):
-            return self._decode_step(index)
-        running = list(drafts)
-        tokens = [
-            [*request.span(request.computed, request.computed + 1), *proposed][:width]
-            for request, proposed in drafts.items()
-        ]
-        tokens = [[*row, *[0] * (width - len(row))] for row in tokens]
-        output = self._uniform(ForwardMode.TARGET_VERIFY, running, tokens, [PADDED] * len(running))
-        found = self._greedy(output, len(running) * width)
-        kept = []
-        starts = [request.computed for request in running]
-        for row, request in enumerate(running):
-            right = found.tokens[row * width : (row + 1) * width]
-            accepted = next((i for i in range(width - 1) if tokens[row][i + 1] != right[i]), width - 1)
-            kept.append(found.give(request, row * width, accepted + 1))
-            request.accepted[kept[-1] - 1] += 1
-            request.steps += 1
-            request.computed += kept[-1]
-            request.kept_tokens = kept[-1]
-        self._commit(running, starts, kept)
-        self._observe(running, [width] * len(running), kept, output.hidden)
-        return StepReport(index, ForwardMode.TARGET_VERIFY, len(running), len(running) * width)
+        self.counters.model_changes += 1
+        self.scheduler.prefixes.abandon()
+        for request in list(self.scheduler.running):
+            self.scheduler.counters.recomputed += 1
+            self.scheduler.requeue(request)
+        self.scheduler.prefixes.clear()
+        spec = describe(self.model)
+        self._refuse_other(spec)
+        self.spec = self._steps.use(spec)
+        self.cache.spec = spec
+        self._check_model()
+        self._make_graphs()
+        self._fingerprint = fingerprint(self.model)
 
-    def _commit(self, running: Sequence[Request], starts: Sequence[int], kept: Sequence[int]) -> None:
-        """Tell the sidecar which step of each request was the last right one, and snapshot what crossed a boundary."""
-        size = self.settings.chunk_size
-        steps, tracks = [], []
-        for request, start, count in zip(running, starts, kept, strict=True):
-            boundary = (start + count) // size * size
-            slot = self.scheduler.reserve_boundary(request, boundary) if boundary > start else PADDED
-            tracks.append(slot)
-            steps.append(boundary - start - 1 if slot > 0 else PADDED)
-        columns = [[r.row for r in running], [count - 1 for count in kept], tracks, steps, starts]
-        rows, last, track, track_steps, computed = torch.tensor(columns).to(self.device)
-        tracking = any(slot > 0 for slot in tracks)
-        self.sidecar.update_mamba_state_after_mtp_verify(
-            req_pool_indices=rows,
-            last_correct_step_indices=last,
-            mamba_track_indices=track if tracking else None,
-            mamba_steps_to_track=track_steps if tracking else None,
-            computed_lens=computed,
-        )
-        for request, slot in zip(running, tracks, strict=True):
-            self.scheduler.publish(request, slot)
+    def _refuse_other(self, spec: ModelSpec) -> None:
+        device = next(self.model.parameters()).device
+        if (spec.streams, self._dtype, device) != (self.spec.streams, self.store.dtype, self.device):
+            got, wanted = f"{self._dtype} on {device}", f"{self.store.dtype} on {self.device}, as it was made for"
+            raise DtypeError("PackedRunner.step", "model", got, wanted, "make another runner")
 
-    # drafters
+    # what happened
 
-    def _drafts(self, drafter: Drafter) -> dict[Request, list[int]]:
-        """What the drafter proposes for each request that runs after it was asked: it may cancel some."""
-        asked, hook = list(self.scheduler.running), f"{type(drafter).__name__}.propose"
-        proposed = drafter.propose(asked, self.settings.draft_tokens)
-        count = len(proposed) if isinstance(proposed, Sequence) else -1
-        if count != len(asked):
-            got = f"{count} lists" if count >= 0 else type(proposed).__name__
-            raise ArgumentError(hook, "drafts", got, f"a list of tokens for each of {len(asked)} requests")
-        vocabulary = self.model.config.vocab_size
+    def stats(self) -> dict[str, Any]:
+        """Every counter by name: steps, reuse of prefixes and their evictions, queue times, preemptions, failures,
+        requests that run and wait, pages in use."""
+        counters = self.scheduler.counters
+        prompt = counters.reused_tokens + counters.computed_prompt_tokens
         return {
-            request: token_ids(hook, f"drafts of request {request.request_id}", tokens, vocabulary)
-            for request, tokens in zip(asked, proposed, strict=True)
-            if request.state is RequestState.RUNNING
+            **asdict(self.counters),
+            **asdict(counters),
+            "reused_share": counters.reused_tokens / prompt if prompt else 0.0,
+            "prefixes": len(self.scheduler.prefixes),
+            "prefix_evictions": self.scheduler.prefixes.evictions,
+            "running": len(self.scheduler.running),
+            "waiting": self.scheduler.waiting,
+            "kv_pages": self._pages.used,
+            "kv_pages_limit": self._pages.limit,
+            "attention": self.attention,
         }
-
-    def _observe(
-        self, requests: Sequence[Request], counts: Sequence[int], kept: Sequence[int], hidden: Tensor | None
-    ) -> None:
-        """Show the drafter the hidden states of the tokens that each request keeps."""
-        if self.drafter is None or hidden is None:
-            return
-        parts, offset = [], 0
-        for count, keep in zip(counts, kept, strict=True):
-            # a copy: the next replay fills the same tensor
-            parts.append(hidden[offset : offset + keep].clone())
-            offset += count
-        self.drafter.observe(requests, parts)
-
-    # checks
 
     @property
     def resolutions(self) -> int:
@@ -458,7 +678,8 @@ class PackedRunner:
         """Address of every tensor that a recorded graph may hold."""
         static = {f"graph.{name}": address for name, address in self.graphs.addresses().items()}
         store = {f"{n}[{i}]": t.data_ptr() for n in ("keys", "values") for i, t in getattr(self.store, n).items()}
-        return {**self.sidecar.addresses(), **store, **static}
+        # without graphs the store grows, and moves
+        return {**self.sidecar.addresses(), **(store if self.graphs.recorded else {}), **static}
 
 
 def _check_arguments(model: nn.Module, backend: Any, settings: Any, drafter: Any, record: Any) -> None:

@@ -16,7 +16,8 @@ from hwbackends.engines.transformers.tiny import tiny_model
 from hwbackends.errors import ArgumentError, DeviceError, UnsupportedError
 from hwbackends.runner.drafters import missing_counts
 from hwbackends.runner.graphs import CudaRecorder, StepRow
-from hwbackends.runner.packed import FIRST, NOTHING, SCRATCH, Segment, pack, pack_rows
+from hwbackends.runner.packed import Segment, pack, pack_rows
+from hwbackends.runner.pages import NOTHING, SCRATCH
 from hwbackends.runner.serving import PackedRunner
 from hwbackends.step.batch import ForwardMode
 from tests.engines.transformers.scenes import (
@@ -90,8 +91,9 @@ def test_replays_and_eager_steps_give_the_same_bits(name: str, backend: str, dev
 
 
 def live_bytes(runner: PackedRunner) -> dict[str, torch.Tensor]:
-    """The keys and values of every request row, and the conv state of every slot."""
-    stores = {f"{part}{i}": t[:, FIRST:] for part in ("keys", "values") for i, t in getattr(runner.store, part).items()}
+    """The keys and values of every page that may be given out, and the conv state of every slot."""
+    first = runner.store.page_size
+    stores = {f"{part}{i}": t[first:] for part in ("keys", "values") for i, t in getattr(runner.store, part).items()}
     pool = runner.pool
     convs = {
         f"{stream}{layer}": pool.conv_state(stream, layer).tensor
@@ -116,13 +118,13 @@ def test_recording_and_padded_rows_write_nothing(name: str, layout: str, backend
     runner.graphs.run(ForwardMode.DECODE, [])
     runner.graphs.run(ForwardMode.TARGET_VERIFY, [])
     runner.pool.mamba_index_mapping[2] = 3
-    runner.graphs.run(ForwardMode.DECODE, [StepRow(2, 4, 1, [65])])
+    runner.graphs.run(ForwardMode.DECODE, [StepRow(2, 4, 1, [65], [5])])
     after = bytes_of(runner)
-    place = 2 * runner.store.max_len + 4
+    place = 4 * runner.store.page_size + 4
     for key, tensor in after.items():
         outside = torch.ones_like(tensor, dtype=torch.bool)
         if key.startswith(("keys", "values")):
-            outside[:, place] = False
+            outside[place] = False
         else:
             outside[3] = False
         assert torch.equal(tensor[outside], before[key][outside]), key
@@ -141,33 +143,35 @@ def test_nan_left_behind_by_others_reaches_nobody(
     for state in live_bytes(runner).values():
         state.fill_(torch.nan)
     for store in (*runner.store.keys.values(), *runner.store.values.values()):
-        store[:, SCRATCH] = torch.nan
+        store[SCRATCH] = torch.nan
     runner.graphs.run(ForwardMode.DECODE, [])
     serve_all(runner, name, PROMPTS[:4])
-    assert not any(store[:, NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
+    assert not any(store[NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
 
 
 @models
 @layouts
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "eager"])
-def test_a_request_that_overflows_spoils_nobody_after_it(name: str, layout: str, recorded: bool) -> None:
-    """One token of the vocabulary gives NaN; who shared its steps is lost, prefix included, and nobody else."""
+def test_a_request_that_overflows_spoils_itself_alone(name: str, layout: str, recorded: bool) -> None:
+    """One token of the vocabulary gives NaN. Those that share its steps have the stock tokens, those after it too, and
+    no prefix of it is kept."""
     model = tiny_model(name, seed=3)
     with torch.no_grad():
-        model.get_input_embeddings().weight[0] = torch.nan
-    runner = make_runner(name, None, recorded, model=model, layout=layout, max_batch=2, prefix_slots=5)
-    lost = [runner.add((0, *PROMPTS[4]), 9), runner.add(PROMPTS[5], 9)]
+        model.get_input_embeddings().weight[7] = torch.nan
+    runner = make_runner(name, None, recorded, model=model, layout=layout, max_batch=3, prefix_slots=5)
+    lost = runner.add((7, *PROMPTS[8]), 9)
+    beside = [runner.add(PROMPTS[index], NEW_TOKENS) for index in (5, 4)]
     runner.run()
-    assert all(torch.stack(request.logits).isnan().any() for request in lost)
-    assert not len(runner.scheduler.prefixes)
-    with torch.no_grad():  # the same weights, but for padded tokens
-        model.get_input_embeddings().weight[0] = stock_model(name).get_input_embeddings().weight[0]
-    before = len(runner.requests)
+    assert torch.stack(lost.logits).isnan().all()
     for prompt in (PROMPTS[5], PROMPTS[8], PROMPTS[5]):
-        runner.add(prompt, NEW_TOKENS)
-    for request in runner.run()[before:]:
+        beside.append(runner.add(prompt, NEW_TOKENS))
+        runner.run()
+    for request in beside:
+        assert 7 not in request.tokens
+        assert len(request.generated) == NEW_TOKENS
         assert_stock(name, request)
     assert len(runner.scheduler.prefixes) > 0
+    assert not any(7 in tokens for tokens in runner.scheduler.prefixes._entries)
     runner.close()
     assert not runner.scheduler.allocator.used
 
@@ -184,7 +188,7 @@ def spoil(runner: PackedRunner) -> None:
         if isinstance(tensor := getattr(metadata, field.name), torch.Tensor):
             tensor.fill_(1)
     for store in (*runner.store.keys.values(), *runner.store.values.values()):
-        store[:, SCRATCH] = torch.nan
+        store[SCRATCH] = torch.nan
     for bucket in graphs._buckets.values():
         if bucket.output is not None:
             bucket.output.logits.fill_(torch.nan)
@@ -214,7 +218,9 @@ def test_a_request_alone_and_among_others_has_the_same_logits(name: str) -> None
     while any(request.prefilling for request in requests):
         runner.step()
     tokens = [request.span(request.computed, request.computed + 1) * 3 for request in requests]
-    rows = [StepRow(r.row, r.computed, r.kept_tokens, t) for r, t in zip(requests, tokens, strict=True)]
+    for request in requests:
+        runner.scheduler.reach(request, request.computed + 3)
+    rows = [StepRow(r.row, r.computed, r.kept_tokens, t, r.pages) for r, t in zip(requests, tokens, strict=True)]
     together = runner.graphs.run(ForwardMode.TARGET_VERIFY, rows).logits.clone().view(5, 3, -1)
     for index, row in enumerate(rows):
         alone = runner.graphs.run(ForwardMode.TARGET_VERIFY, [row])
@@ -225,44 +231,47 @@ def test_a_request_alone_and_among_others_has_the_same_logits(name: str) -> None
 @models
 def test_rows_are_packed_as_segments_are(name: str) -> None:
     """Masks, positions and places of a step out of device tensors, against those that the host lays out."""
-    spec, max_len = describe(stock_model(name)), 45
-    rows, computed, tokens = [4, 0, -1], [31, 0, 0], [[7, 8, 9], [5, 6, 7], [1, 1, 1]]
-    packed = pack_rows(torch.tensor(rows), torch.tensor(computed), torch.tensor(tokens), spec, max_len)
-    segments = [
-        Segment(row, start, given) for row, start, given in zip(rows, computed, tokens, strict=True) if row >= 0
-    ]
-    wanted = pack(segments, spec, max_len, 9, torch.device("cpu"))
+    spec, size = describe(stock_model(name)), 8
+    rows, computed, tokens = [4, 0, -1], [27, 0, 0], [[7, 8, 9], [5, 6, 7], [1, 1, 1]]
+    tables = [[3, 9, 1, 6], [2, 0, 0, 0], [0, 0, 0, 0]]
+    given = (torch.tensor(part) for part in (rows, computed, tokens, tables))
+    packed = pack_rows(*given, spec, size, varlen=False)
+    segments = [Segment(tables[i], computed[i], tokens[i]) for i in range(2)]
+    wanted = pack(segments, spec, size, torch.device("cpu"))
     live = slice(0, 6)
-    assert packed.input_ids[:, live].equal(wanted.input_ids[:, live])
-    assert packed.position_ids.equal(wanted.position_ids)
-    assert packed.kv_write.equal(wanted.kv_write)
-    read = packed.kv_read.tolist()
-    places_of = {place: read.index(place) for place in read}
-    chosen = torch.tensor([places_of[place] for place in wanted.kv_read.tolist()])
-    hidden = torch.ones(packed.kv_length, dtype=torch.bool)
-    hidden[chosen] = False
-    assert packed.kv_read[hidden].eq(NOTHING).all(), "what holds nothing of a live request is not even read"
-    arange = torch.arange(packed.kv_length)
-    assert (packed.kv_offset + arange)[chosen].equal(wanted.kv_offset + torch.arange(wanted.kv_length))
-    assert packed.query_offset.equal(wanted.query_offset)
-    for key, mask in wanted.masks.items():
-        ours = packed.masks[key]
-        assert (ours is None) == (mask is None)
-        if ours is not None and mask is not None:
-            assert ours[..., chosen].equal(mask)
-            assert not ours[..., hidden].any()
+    assert packed.input_ids[:, live].equal(wanted.input_ids)
+    assert packed.position_ids[:, live].equal(wanted.position_ids)
+    assert packed.kv_write[live].equal(wanted.kv_write)
+    assert packed.kv_write[6:].eq(SCRATCH).all()
+    assert packed.query_offset[live].equal(wanted.query_offset)
+    [together] = packed.groups
+    read = together.read.view(3, 32)
+    assert read[2].eq(NOTHING).all(), "padded requests read nothing"
+    assert len(wanted.groups) == 2, "30 places and 3 do not make one batch"
+    for row, group in enumerate(wanted.groups):
+        assert read[row, : group.length].equal(group.read)
+        assert read[row, group.length :].eq(NOTHING).all(), "what holds nothing of a request is not even read"
+        for window, mask in group.masks.items():
+            ours = together.masks[window][row : row + 1]
+            assert ours[..., : group.length].equal(mask)
+            assert not ours[..., group.length :].any()
 
 
 @pytest.mark.parametrize(
     ("mode", "rows", "message"),
     [
-        ("extend", [StepRow(0, 1, 1, [3])], r"mode: got extend, wanted one of \['decode'\]; capture\(\) first"),
-        ("target_verify", [StepRow(0, 1, 1, [3])], "mode: got target_verify"),
-        ("decode", [StepRow(row, 1, 1, [3]) for row in range(4)], "rows: got 4 requests, wanted at most 3"),
-        ("decode", [StepRow(1, 1, 1, [3]), StepRow(1, 5, 1, [3])], "rows: got .* wanted each request row once"),
-        ("decode", [StepRow(3, 1, 1, [3])], "row: got 3, wanted a request row from 0 to 2"),
-        ("decode", [StepRow(0, 1, 1, [3, 5])], "tokens: got 2 of row 0, wanted 1 in a decode step"),
-        ("decode", [StepRow(0, 13, 1, [3])], "computed: got 13, wanted from 0 to 12: a row holds 13 tokens"),
+        ("extend", [StepRow(0, 1, 1, [3], [1])], r"mode: got extend, wanted one of \['decode'\]; capture\(\) first"),
+        ("target_verify", [StepRow(0, 1, 1, [3], [1])], "mode: got target_verify"),
+        ("decode", [StepRow(row, 1, 1, [3], [1]) for row in range(4)], "rows: got 4 requests, wanted at most 3"),
+        (
+            "decode",
+            [StepRow(1, 1, 1, [3], [1]), StepRow(1, 5, 1, [3], [1])],
+            "rows: got .* wanted each request row once",
+        ),
+        ("decode", [StepRow(3, 1, 1, [3], [1])], "row: got 3, wanted a request row from 0 to 2"),
+        ("decode", [StepRow(0, 1, 1, [3, 5], [1])], "tokens: got 2 of row 0, wanted 1 in a decode step"),
+        ("decode", [StepRow(0, 13, 1, [3], [1])], "computed: got 13, wanted from 0 to 12: a row holds 13 tokens"),
+        ("decode", [StepRow(0, 9, 1, [3], [])], "pages: got 0 of row 0, wanted pages for 10 tokens"),
     ],
 )
 def test_rows_that_would_touch_those_of_others_are_refused(mode: str, rows: list[StepRow], message: str) -> None:

@@ -2,11 +2,11 @@
 continuous batching of many requests.
 
     backend = hwbackends.load("cuda")
-    model.generate(**inputs, cache=ConvStateCache(model, backend))
+    model.generate(**inputs, **ConvStateCache(model, backend).keyword)
 
     runner = PackedRunner(model, backend, RunnerSettings(layout="ring", draft_tokens=4), NGramDrafter())
-    request = runner.add(token_ids, max_new_tokens=64)
-    runner.run()
+    for token in runner.add(token_ids, max_new_tokens=64):
+        ...
 
 Names are imported on first use: this package alone imports neither torch nor Transformers.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwbackends.engines.transformers.cache import ConvStateCache as ConvStateCache
+    from hwbackends.engines.transformers.models import text_model as text_model
     from hwbackends.engines.transformers.mtp import MtpDrafter as MtpDrafter
     from hwbackends.engines.transformers.patches import patch_model as patch_model
     from hwbackends.engines.transformers.patches import register as register
@@ -41,6 +42,7 @@ _HOMES = {
     "RunnerSettings": "hwbackends.runner.settings",
     "SeededDrafter": "hwbackends.runner.drafters",
     "patch_model": "hwbackends.engines.transformers.patches",
+    "text_model": "hwbackends.engines.transformers.models",
     "register": "hwbackends.engines.transformers.patches",
     "unregister": "hwbackends.engines.transformers.patches",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "SeededDrafter",
     "patch_model",
     "register",
+    "text_model",
     "unregister",
 ]
 

@@ -12,12 +12,23 @@ import torch
 from torch import nn
 
 from hwbackends.conv.state import ConvStream
-from hwbackends.errors import UnsupportedError
+from hwbackends.errors import DeviceError, UnsupportedError
 
 MIN_VERSION = (5, 17)
 """First release of Transformers whose InklingForCausalLM and Lfm2ForCausalLM this adapter was run with."""
 SUPPORTED = ("InklingForCausalLM", "Lfm2ForCausalLM")
 _INKLING_STREAMS = ("k", "v", "attn", "mlp")
+_INSTEAD = {
+    "OptimizedModule": "pass model._orig_mod, the model that torch.compile was given",
+    "DataParallel": "pass model.module",
+    "DistributedDataParallel": "pass model.module",
+    "FullyShardedDataParallel": "pass a model that lies whole on one device",
+    "Lfm2Model": "pass the Lfm2ForCausalLM that holds it",
+    "InklingTextModel": "pass the InklingForCausalLM that holds it",
+    "Lfm2VlForConditionalGeneration": "pass text_model(model) of hwbackends.engines.transformers: its language model",
+    "InklingForConditionalGeneration": "pass text_model(model) of hwbackends.engines.transformers: its language model",
+}
+"""What to pass in place of a class that holds a model or is held by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class ModelSpec:
         conv_mask_key: key under which the model looks for its conv mask.
         cache_argument: keyword under which the model's forward takes the cache.
         attention_kind: `sdpa`, `eager`, ...: the implementation of attention that the model runs.
+        plain_attention: whether scores are products, a scale, and causal or sliding masks: nothing else.
         expert_loop: whether experts are looped over on the host, which waits for the device in each such layer.
     """
 
@@ -57,6 +69,7 @@ class ModelSpec:
     conv_mask_key: str
     cache_argument: str
     attention_kind: str
+    plain_attention: bool = False
     expert_loop: bool = False
 
 
@@ -88,7 +101,11 @@ def describe(model: nn.Module) -> ModelSpec:
     architecture = type(model).__name__
     if architecture not in SUPPORTED:
         wanted = f"one of {', '.join(SUPPORTED)}"
-        raise UnsupportedError("engines.transformers", "model", architecture, wanted, "see docs/transformers.md")
+        hint = _INSTEAD.get(architecture, "see docs/transformers.md")
+        if hasattr(model, "get_base_model"):
+            hint = "pass model.get_base_model(); adapters that are active in it stay active"
+        raise UnsupportedError("engines.transformers", "model", architecture, wanted, hint)
+    check_form(model)
     argument = cache_argument(model)
     config: Any = model.config
     if architecture == "InklingForCausalLM":
@@ -96,8 +113,67 @@ def describe(model: nn.Module) -> ModelSpec:
     return _describe_lfm2(config, _conv_dtype(model), argument)
 
 
+def check_form(model: nn.Module) -> None:
+    """A model that is compiled, or does not lie whole on one device, would run other code than its own, or read
+    weights that are elsewhere.
+
+    Raises:
+        UnsupportedError: a module of it was compiled.
+        DeviceError: weights are offloaded, or lie on several devices.
+    """
+    hook = "engines.transformers"
+    for name, module in model.named_modules():
+        replaced = module.__dict__.get("forward")
+        if module._compiled_call_impl is not None or hasattr(replaced, "_torchdynamo_orig_callable"):
+            hint = "pass a model that was not compiled; recorded graphs (record=CudaRecorder()) save more on a GPU"
+            raise UnsupportedError(hook, "model", f"a compiled {name or type(module).__name__}", "none", hint)
+        hook_of = getattr(module, "_hf_hook", None)
+        parts = [hook_of, *getattr(hook_of, "hooks", ())]
+        if any(getattr(part, "offload", False) or type(part).__name__ == "CpuOffload" for part in parts):
+            _refuse_devices(f"weights of {name or 'the model'} that accelerate offloads")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if "meta" in devices:
+        _refuse_devices("weights that are not loaded (device meta), as accelerate leaves those that it offloads")
+    if len(devices) > 1:
+        _refuse_devices(f"weights on {', '.join(devices)}")
+
+
+def _refuse_devices(got: str) -> None:
+    hint = "load it without device_map, or with a device_map of one device"
+    raise DeviceError("engines.transformers", "model", got, "a model that lies whole on one device", hint)
+
+
+def text_model(model: nn.Module) -> Any:
+    """The language model of a multimodal one, over the same weights: for prompts of text.
+
+    Args:
+        model: `Lfm2VlForConditionalGeneration` or `InklingForConditionalGeneration`.
+
+    Raises:
+        UnsupportedError: another class.
+    """
+    check_version()
+    import transformers
+
+    outer: Any = model
+    classes: dict[str, Any] = {
+        "Lfm2VlForConditionalGeneration": transformers.Lfm2ForCausalLM,
+        "InklingForConditionalGeneration": transformers.InklingForCausalLM,
+    }
+    found = classes.get(type(model).__name__)
+    if found is None:
+        wanted = f"one of {', '.join(classes)}"
+        raise UnsupportedError("engines.transformers.text_model", "model", type(model).__name__, wanted)
+    config = outer.config.get_text_config()
+    with torch.device("meta"):
+        text = found(config)
+    text.model, text.lm_head = outer.model.language_model, outer.lm_head
+    text.generation_config = outer.generation_config
+    return text.train(outer.training)
+
+
 def cache_argument(model: nn.Module) -> str:
-    """`cache` in releases from 5.18 on, `past_key_values` before."""
+    """`cache` in releases from 5.24 on, `past_key_values` before: of the model's forward, and of `generate`."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
@@ -163,4 +239,5 @@ def _describe_lfm2(config: Any, dtype: torch.dtype, argument: str) -> ModelSpec:
         conv_mask_key="conv",
         cache_argument=argument,
         attention_kind=config._attn_implementation,
+        plain_attention=True,
     )

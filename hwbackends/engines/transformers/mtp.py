@@ -16,11 +16,15 @@ from hwbackends.engines.transformers.models import ModelSpec, cache_argument, de
 from hwbackends.engines.transformers.patches import patch_model
 from hwbackends.errors import UnsupportedError
 from hwbackends.runner.drafters import Drafter, DrafterHost
-from hwbackends.runner.packed import KeyValueStore, PackedCache, PackedStep, Segment, pack
+from hwbackends.runner.packed import PackedCache, PackedStep, Segment, pack
+from hwbackends.runner.pages import RESERVED, PageStore, pages_of
 from hwbackends.runner.requests import Request
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.pool import StatePool
 from hwbackends.step.sidecar import ConvStateSidecar
+
+PAGE = 16
+"""Tokens per page of the heads' keys and values."""
 
 
 class HeadCache(PackedCache):
@@ -93,12 +97,17 @@ class MtpDrafter(Drafter):
             draft_tokens=self.width,
             part="draft",
         )
-        self._row_len = host.max_len + self.width
         self._chunk = host.chunk_size
+        # a request row owns the same pages for good: the heads share no prefixes
+        self._row_pages = pages_of(host.max_len + self.width, PAGE)
         dtype = host.model.get_input_embeddings().weight.dtype
-        store = KeyValueStore(self.spec, host.max_batch, self._row_len, dtype, device)
-        self.cache = HeadCache(store, SidecarConvs(self.sidecar, self.spec))
+        store = PageStore(self.spec, RESERVED + host.max_batch * self._row_pages, PAGE, dtype, device)
+        self.cache = HeadCache(store, SidecarConvs(self.sidecar, self.spec), self.spec)
         self.device = device
+
+    def _pages(self, request: Request) -> range:
+        first = RESERVED + request.row * self._row_pages
+        return range(first, first + self._row_pages)
 
     def observe(self, requests: Sequence[Request], hidden: Sequence[Tensor]) -> None:
         """Keep hidden states until the heads have consumed them."""
@@ -153,10 +162,10 @@ class MtpDrafter(Drafter):
         extents = [max(width, work.count) for work in works]
         self.sidecar.init_forward_metadata(self._batch(works, mode, sum(extents)))
         segments = [
-            Segment(work.request.row, work.start, [0] * work.count, extent - work.count)
+            Segment(self._pages(work.request), work.start, [0] * work.count, extent - work.count)
             for work, extent in zip(works, extents, strict=True)
         ]
-        step = self.cache.step = pack(segments, self.spec, self._row_len, sum(extents), self.device)
+        step = self.cache.step = pack(segments, self.spec, PAGE, self.device)
         hidden = _padded([work.hidden for work in works], extents)
         last = torch.tensor(_last_rows(works, extents)).to(self.device)
         drafts: list[list[int]] = [[] for _ in works]
@@ -172,13 +181,12 @@ class MtpDrafter(Drafter):
 
     def _head(self, head: int, tokens: Tensor, hidden: Tensor, step: PackedStep) -> Tensor:
         """Hidden states [T, D] of one head from those of the one before it, and the tokens [T]."""
-        sliding = self.spec.attention[head].sliding_window is not None
         layer = self.heads.layers[head]
         out: Tensor = layer(
             self.heads.embed_tokens(tokens[None]),
             hidden[None],
             position_embeddings=None,
-            attention_mask=step.masks["sliding_attention" if sliding else "full_attention"],
+            attention_mask=None,
             position_ids=step.position_ids + head + 1,
             conv_mask=None,
             **{self.spec.cache_argument: self.cache},

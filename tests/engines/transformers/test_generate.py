@@ -12,7 +12,7 @@ from torch import Tensor
 import hwbackends
 from hwbackends.engines.transformers.cache import ConvStateCache
 from hwbackends.engines.transformers.tiny import tiny_model
-from hwbackends.errors import ArgumentError, UnsupportedError
+from hwbackends.errors import ArgumentError
 from tests.engines.transformers.scenes import LOGITS_BOUND, NEW_TOKENS, PROMPTS, answer, layouts, models
 
 
@@ -127,19 +127,57 @@ def test_the_cache_answers_what_transformers_asks() -> None:
     assert (inkling.is_compileable, lfm2.is_compileable) == (False, False)
 
 
-def test_more_candidates_than_the_cache_can_take_back_are_refused() -> None:
-    model = tiny_model("lfm2", seed=3)
-    cache = cache_for(model, draft_tokens=1)
-    with pytest.raises(ArgumentError, match=r"crop: tokens_to_remove.*construct it with more draft_tokens"):
-        generate(model, torch.tensor([PROMPTS[8]]), cache, prompt_lookup_num_tokens=5)
+@models
+@layouts
+def test_more_candidates_than_draft_tokens_are_taken_back_as_well(name: str, layout: str) -> None:
+    model = tiny_model(name, seed=3)
+    for prompt in (PROMPTS[0], PROMPTS[8]):
+        out = generate(
+            model, torch.tensor([prompt]), cache_for(model, layout, draft_tokens=1), prompt_lookup_num_tokens=7
+        )
+        assert out[0, len(prompt) :].tolist() == answer(name, prompt).tokens
 
 
-def test_a_crop_of_committed_tokens_is_refused() -> None:
+@models
+@layouts
+@pytest.mark.parametrize("removed", [1, 4])
+def test_a_recorded_text_is_taken_back_and_goes_on_as_another(name: str, layout: str, removed: int) -> None:
+    model = tiny_model(name, seed=3)
+    cache = cache_for(model, layout)
+    cache.activate_past_recording()
+    prompt = torch.tensor([PROMPTS[8]])
+    first = generate(model, prompt, cache, max_new_tokens=12)
+    cache.crop(-removed)
+    kept = first[:, : first.shape[1] - 1 - removed]
+    assert cache.get_seq_length() == kept.shape[1] or name == "lfm2"
+    other = torch.cat([kept, torch.tensor([[33, 34]])], dim=1)
+    again = generate(model, other, cache, max_new_tokens=8)
+    assert torch.equal(again, copy.deepcopy(model).generate(other, max_new_tokens=8, do_sample=False))
+    cache.crop(-5)
+    once_more = generate(model, again[:, :-5], cache, max_new_tokens=5)
+    assert torch.equal(once_more, again)
+
+
+def test_recording_may_begin_behind_a_text() -> None:
+    for layout in ("window", "ring", "lazy"):
+        model = tiny_model("lfm2", seed=3)
+        cache = cache_for(model, layout)
+        first = generate(model, torch.tensor([PROMPTS[8]]), cache, max_new_tokens=4)
+        cache.activate_past_recording()
+        second = generate(model, first, cache, max_new_tokens=4)
+        cache.crop(-4)
+        with pytest.raises(ArgumentError, match=r"wanted -0 to 0, .*activate_past_recording"):
+            cache.crop(-1)
+        third = generate(model, first, cache, max_new_tokens=4)
+        assert torch.equal(second, third)
+
+
+def test_a_crop_of_tokens_that_were_not_recorded_is_refused() -> None:
     model = tiny_model("lfm2", seed=3)
     cache = cache_for(model)
     generate(model, torch.tensor([PROMPTS[4]]), cache)
     for removed in (-1, 1):
-        with pytest.raises(ArgumentError, match="tokens_to_remove"):
+        with pytest.raises(ArgumentError, match=r"tokens_to_remove: .*call activate_past_recording\(\) before"):
             cache.crop(removed)
 
 
@@ -149,15 +187,57 @@ def test_a_batch_beyond_the_caches_is_refused() -> None:
         generate(model, torch.tensor([PROMPTS[4]] * 3), cache_for(model, max_batch=2))
 
 
-def test_beams_are_refused() -> None:
-    model = tiny_model("lfm2", seed=3)
-    cache = cache_for(model, max_batch=2)
-    with pytest.raises(UnsupportedError, match="num_beams"):
-        generate(model, torch.tensor([PROMPTS[4]]), cache, num_beams=2, max_new_tokens=3)
-    with pytest.raises(UnsupportedError, match="repeats"):
-        cache.batch_repeat_interleave(2)
-    with pytest.raises(UnsupportedError, match="indices"):
-        cache.batch_select_indices(torch.tensor([0]))
+@models
+@layouts
+def test_beams_give_the_stock_beams(name: str, layout: str) -> None:
+    model = tiny_model(name, seed=3)
+    ids = torch.tensor([PROMPTS[8][:9], PROMPTS[5][:9]])
+    stock = copy.deepcopy(model)
+    for extra in ({"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}):
+        given = {"max_new_tokens": 9, "do_sample": False, "attention_mask": torch.ones_like(ids), **extra}
+        ours = generate(model, ids, cache_for(model, layout, max_batch=8), **given)
+        assert torch.equal(ours, stock.generate(ids, **given))
+
+
+@layouts
+def test_sequences_are_multiplied_and_selected(layout: str) -> None:
+    model = tiny_model("inkling", seed=3)
+    cache = cache_for(model, layout, max_batch=4)
+    prompt = torch.tensor([PROMPTS[8][:9], PROMPTS[5][:9]])
+    first = generate(model, prompt, cache, max_new_tokens=3)
+    cache.batch_repeat_interleave(2)
+    second = generate(model, first.repeat_interleave(2, 0), cache, max_new_tokens=4)
+    assert torch.equal(second[0], second[1])
+    cache.batch_select_indices(torch.tensor([2]))
+    third = generate(model, second[2:3], cache, max_new_tokens=5)
+    stock = copy.deepcopy(model).generate(prompt[1:], max_new_tokens=12, do_sample=False)
+    assert torch.equal(third, stock)
+    with pytest.raises(ArgumentError, match="batch: got 5, wanted at most 4"):
+        cache.batch_repeat_interleave(5)
+
+
+@models
+def test_a_copy_of_a_cache_goes_on_by_itself(name: str) -> None:
+    """A prompt that many questions begin with is computed once."""
+    model = tiny_model(name, seed=3)
+    cache = cache_for(model)
+    prompt = torch.tensor([PROMPTS[8]])
+    with torch.no_grad():
+        model(prompt, **{cache.spec.cache_argument: cache}, use_cache=True)
+    for tail in ([65, 66], [67]):
+        ids = torch.cat([prompt, torch.tensor([tail])], dim=1)
+        stock = copy.deepcopy(model).generate(ids, max_new_tokens=6, do_sample=False)
+        assert torch.equal(generate(model, ids, copy.deepcopy(cache), max_new_tokens=6), stock)
+
+
+@models
+def test_the_cache_of_an_output_is_ours_and_goes_on(name: str) -> None:
+    model = tiny_model(name, seed=3)
+    out = generate(model, torch.tensor([PROMPTS[5]]), cache_for(model), max_new_tokens=9, return_dict_in_generate=True)
+    found = out.cache if "cache" in out else out.past_key_values
+    assert isinstance(found, ConvStateCache)
+    more = generate(model, out.sequences, found, max_new_tokens=NEW_TOKENS - 9)
+    assert more[0, len(PROMPTS[5]) :].tolist() == answer(name, PROMPTS[5]).tokens
 
 
 def test_a_half_precision_conv_rounds_where_the_stock_one_does() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from importlib import metadata
@@ -11,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 from hwbackends.conv.state import ConvStream
 from hwbackends.engines import transformers as adapter
 from hwbackends.engines.transformers import models, patches
 from hwbackends.engines.transformers.tiny import stock_answer, tiny_model
-from hwbackends.errors import UnsupportedError
-from tests.engines.transformers.scenes import PROMPTS, answer
+from hwbackends.errors import DeviceError, UnsupportedError
+from tests.engines.transformers.scenes import PROMPTS, answer, make_runner
 from tests.engines.transformers.scenes import models as both_models
 
 
@@ -142,12 +145,67 @@ def test_a_patched_conv_accepts_the_older_name_of_the_cache(name: str) -> None:
 
 
 @both_models
-def test_channels_of_the_conv_weights_lie_side_by_side(name: str) -> None:
-    model = tiny_model(name)
+def test_a_patched_model_is_saved_copied_and_pickled(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name, seed=3)
     patches.patch_model(model)
-    convs = [module for module in model.modules() if isinstance(module, nn.Conv1d)]
-    assert convs
-    assert all(conv.weight.squeeze(1).stride(0) == 1 for conv in convs)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        assert other is not model
+        assert stock_answer(other, PROMPTS[5], 5).tokens == answer(name, PROMPTS[5]).tokens[:5]
+        runner = make_runner(name, model=other, recorded=False)
+        assert runner.add(PROMPTS[5], 9).result() == answer(name, PROMPTS[5]).tokens[:9]
+
+
+@both_models
+def test_modules_with_accelerate_hooks_are_served_and_offloaded_ones_refused(name: str) -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = tiny_model(name, seed=3)
+    for module in list(model.modules()):
+        hooks.add_hook_to_module(module, hooks.AlignDevicesHook(execution_device="cpu"))
+    runner = make_runner(name, model=model, recorded=False)
+    assert runner.add(PROMPTS[5], 9).result() == answer(name, PROMPTS[5]).tokens[:9]
+    accelerate = pytest.importorskip("accelerate")
+    offloaded = accelerate.cpu_offload(tiny_model(name, seed=3), execution_device=torch.device("cpu"))
+    with pytest.raises(DeviceError, match=r"offloads, wanted a model that lies whole on one device; load it without"):
+        make_runner(name, model=offloaded, recorded=False)
+
+
+def test_forms_of_a_model_say_what_to_pass_instead() -> None:
+    model = tiny_model("lfm2")
+    held = [
+        (torch.compile(model), r"OptimizedModule, .*pass model\._orig_mod"),
+        (nn.DataParallel(model), r"DataParallel, .*pass model\.module"),
+        (model.model, "Lfm2Model, .*pass the Lfm2ForCausalLM that holds it"),
+    ]
+    for given, message in held:
+        with pytest.raises(UnsupportedError, match=message):
+            models.describe(given)
+    model.model.layers[1].compile()
+    with pytest.raises(UnsupportedError, match=r"a compiled model\.layers\.1, wanted none"):
+        models.describe(model)
+
+
+def test_weights_that_lie_elsewhere_are_refused() -> None:
+    model = tiny_model("lfm2")
+    model.lm_head.to("meta")
+    with pytest.raises(DeviceError, match="weights that are not loaded"):
+        models.describe(model)
+
+
+def test_a_multimodal_model_gives_its_language_model() -> None:
+    text = tiny_model("lfm2", seed=3)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Lfm2VlConfig(text_config=text.config.to_dict(), vision_config=vision)
+    outer = transformers.Lfm2VlForConditionalGeneration(config).eval()
+    outer.model.language_model, outer.lm_head = text.model, text.lm_head
+    with pytest.raises(UnsupportedError, match=r"pass text_model\(model\)"):
+        models.describe(outer)
+    runner = make_runner("lfm2", model=adapter.text_model(outer), recorded=False)
+    assert runner.add(PROMPTS[5], 9).result() == answer("lfm2", PROMPTS[5]).tokens[:9]
+    with pytest.raises(UnsupportedError, match="text_model: model: got Lfm2ForCausalLM"):
+        adapter.text_model(text)
 
 
 @both_models
@@ -160,7 +218,9 @@ def test_from_pretrained_builds_our_convs_while_they_are_registered(name: str, t
     finally:
         patches.unregister()
     ours = set(patches.patched_classes().values())
-    assert {type(module) in ours for module in loaded.modules() if "Short" in type(module).__name__} == {True}
+    kinds = [type(module) for module in loaded.modules() if type(module).__name__.endswith(("Attention", "ShortConv"))]
+    assert kinds
+    assert set(kinds) <= ours
     assert stock_answer(loaded, PROMPTS[4], 5).tokens == answer(name, PROMPTS[4]).tokens[:5]
     again = type(stock).from_pretrained(tmp_path)
     assert not any(type(module) in ours for module in again.modules())
