@@ -84,8 +84,13 @@ def choose_by(model: Any, prompt: Sequence[int], asked: Asked) -> Choice:
         config.min_length = len(prompt) + config.min_new_tokens
     device = next(model.parameters()).device
     model._prepare_special_tokens(config, True, device=device)
-    processors = _processors(model, config, prompt, asked, device)
-    criteria = _criteria(model, config, asked)
+    try:
+        processors = _processors(model, config, prompt, asked, device)
+        criteria = _criteria(model, config, asked)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(HOOK, "generation_config", str(error), "one that generate takes") from error
     ends = config._eos_token_tensor
     eos = frozenset() if ends is None else frozenset(ends.flatten().tolist())
     sampler = None

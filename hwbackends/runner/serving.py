@@ -102,7 +102,7 @@ class PackedRunner:
         self.model = cast(Any, model)
         self.drafter = (drafter or NGramDrafter()) if settings.draft_tokens else None
         self.device = next(model.parameters()).device
-        self._check_model()
+        self._check_model(self.spec)
         self._record = record
         self.counters = RunnerCounters()
         self._make_threads()
@@ -131,8 +131,8 @@ class PackedRunner:
         self._stop = self._paused = self._closed = False
         self._ids = 0
 
-    def _check_model(self) -> None:
-        kind = self.spec.attention_kind
+    def _check_model(self, spec: ModelSpec) -> None:
+        kind = spec.attention_kind
         if kind not in ATTENTION_KINDS:
             hint = "load the model with attn_implementation='sdpa'"
             wanted = f"one of {', '.join(ATTENTION_KINDS)}: packed steps need a mask"
@@ -548,6 +548,8 @@ class PackedRunner:
         self.counters.steps += 1
         self._steps.plan = []
         try:
+            if self._is_other():
+                self._model_changed()
             self.scheduler.admit(index)
             if not self.scheduler.running:
                 return StepReport(index, ForwardMode.IDLE, 0, 0)
@@ -632,11 +634,15 @@ class PackedRunner:
         self.scheduler.prefixes.clear()
         spec = describe(self.model)
         self._refuse_other(spec)
-        self.spec = self._steps.use(spec)
-        self.cache.spec = spec
-        self._check_model()
+        self._check_model(spec)
+        self.spec = self.cache.spec = self._steps.use(spec)
         self._make_graphs()
         self._fingerprint = fingerprint(self.model)
+
+    def _is_other(self) -> bool:
+        """What a forward could not even begin with; all else is looked at while the device works."""
+        kind = self.model.config._attn_implementation
+        return bool(kind != self.spec.attention_kind or self._dtype != self.store.dtype)
 
     def _refuse_other(self, spec: ModelSpec) -> None:
         device = next(self.model.parameters()).device

@@ -130,7 +130,6 @@ def test_drafts_leave_the_distribution_of_plain_sampling_as_it_is() -> None:
         keep_logits=False,
         keep_finished=0,
     )
-    force = {"sequence_bias": None}
 
     class First:
         """The first token is 65, so that the second one has one distribution."""
@@ -142,9 +141,7 @@ def test_drafts_leave_the_distribution_of_plain_sampling_as_it_is() -> None:
             return scores
 
     counts: Counter[int] = Counter()
-    requests = [
-        runner.add(PROMPTS[5], 3, seed=index, logits_processor=[First()], **options, **force) for index in range(400)
-    ]
+    requests = [runner.add(PROMPTS[5], 3, seed=index, logits_processor=[First()], **options) for index in range(400)]
     runner.run()
     counts.update(request.generated[1] for request in requests)
     assert set(counts) <= set(chances)
@@ -208,7 +205,7 @@ def test_a_request_that_nothing_can_be_drawn_for_fails_alone() -> None:
         ({"generation_config": {"top_k": 3}}, ArgumentError, "generation_config: got dict"),
         ({"max_new_tokens": None, "max_length": 3}, ArgumentError, "max_length: got 3, wanted more than"),
         ({"seed": "x", "do_sample": True}, ArgumentError, "seed: got 'x'"),
-        ({"temperature": -1.0, "do_sample": True}, ArgumentError, "generation_config|temperature"),
+        ({"temperature": -1.0, "do_sample": True}, ArgumentError, "generation_config: got .*temperature"),
     ],
 )
 def test_what_the_runner_does_not_do_is_refused_by_name(
