@@ -231,8 +231,8 @@ def test_a_request_alone_and_among_others_has_the_same_logits(name: str) -> None
 @models
 def test_rows_are_packed_as_segments_are(name: str) -> None:
     """Masks, positions and places of a step out of device tensors, against those that the host lays out."""
-    spec, size = describe(stock_model(name)), 8
-    rows, computed, tokens = [4, 0, -1], [27, 0, 0], [[7, 8, 9], [5, 6, 7], [1, 1, 1]]
+    spec, size = describe(stock_model(name)), 16
+    rows, computed, tokens = [4, 0, -1], [61, 0, 0], [[7, 8, 9], [5, 6, 7], [1, 1, 1]]
     tables = [[3, 9, 1, 6], [2, 0, 0, 0], [0, 0, 0, 0]]
     given = (torch.tensor(part) for part in (rows, computed, tokens, tables))
     packed = pack_rows(*given, spec, size, varlen=False)
@@ -245,9 +245,9 @@ def test_rows_are_packed_as_segments_are(name: str) -> None:
     assert packed.kv_write[6:].eq(SCRATCH).all()
     assert packed.query_offset[live].equal(wanted.query_offset)
     [together] = packed.groups
-    read = together.read.view(3, 32)
+    read = together.read.view(3, 64)
     assert read[2].eq(NOTHING).all(), "padded requests read nothing"
-    assert len(wanted.groups) == 2, "30 places and 3 do not make one batch"
+    assert len(wanted.groups) == 2, "64 places and 3 do not make one batch"
     for row, group in enumerate(wanted.groups):
         assert read[row, : group.length].equal(group.read)
         assert read[row, group.length :].eq(NOTHING).all(), "what holds nothing of a request is not even read"
