@@ -17,7 +17,12 @@ class ArgumentError(HwBackendsError, ValueError):
         got: what was passed, in words.
         wanted: what the contract asks for.
         hint: what the caller can do about it.
+
+    Attributes:
+        rule: name of the rule that was broken, as docs/checks.md lists it; empty where no rule stands behind the error.
     """
+
+    rule: str = ""
 
     def __init__(self, hook: str, parameter: str, got: object, wanted: str, hint: str = "") -> None:
         self.hook, self.parameter, self.got, self.wanted, self.hint = hook, parameter, got, wanted, hint
@@ -46,6 +51,10 @@ class DeviceError(ArgumentError):
 
 class StrideError(ArgumentError):
     """A tensor has a memory layout that the hook does not take."""
+
+
+class OverlapError(ArgumentError):
+    """Memory that a hook writes belongs to another of its arguments as well."""
 
 
 class WidthError(ArgumentError):

@@ -32,3 +32,9 @@ def test_every_page_that_the_readme_names_is_there() -> None:
     assert links
     missing = [link for link in links if not (ROOT / link).exists()]
     assert not missing
+
+
+def test_the_page_of_checks_is_made_from_the_rules() -> None:
+    pytest.importorskip("torch", reason="the rules are about tensors")
+    tool = runpy.run_path(str(ROOT / "tools" / "checks_table.py"))
+    assert tool["page"]() == (ROOT / "docs" / "checks.md").read_text(), "run python tools/checks_table.py"

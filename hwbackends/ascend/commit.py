@@ -61,7 +61,7 @@ def _commit_conv(
         state, draft_rows, requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), drafts, last,
         track, track_steps, lens,
         items, channels, requests.shape[0], state.shape[-1], state.shape[2], max(1, pool.draft_token_num),
-        *state.stride(), *draft_rows.stride(),
+        *state.stride(), *draft_rows.stride(), *_extents(pool), draft_rows.shape[1],
         LAYOUT=variants.LAYOUTS[pool.layout], S_UNIT=state.stride(-1) == 1 and draft_rows.stride(-1) == 1,
         **flags, **tiles,
     )  # fmt: skip
@@ -76,8 +76,15 @@ def _commit_ssm(pool: StatePool, state: Tensor, steps: Tensor, indices: list[Any
         state, steps, requests, pool.mamba_index_mapping.contiguous(), launch.table(pool, requests), drafts, last,
         track, track_steps,
         items, channels, requests.shape[0], size, max(1, steps.shape[2]), *state.stride()[:2], *steps.stride()[:3],
+        *_extents(pool), steps.shape[1],
         BLOCK=variants.SSM_BLOCK, **flags,
     )  # fmt: skip
+
+
+def _extents(pool: StatePool) -> tuple[int, int, int]:
+    """Rows of the map, entries of the table, slots: what an index must stay below."""
+    table = pool.mamba_v2p_table
+    return pool.request_rows, 0 if table is None else table.shape[0], pool.num_slots
 
 
 def _served(pool: StatePool) -> bool:

@@ -89,11 +89,12 @@ def conv_extend(
     items = channels * (reqs + -(-tokens // tiles["ROWS"]))
     kernels_conv.conv_extend_kernel[launch.grid(items)](
         x, weight, x if bias is None else bias, state.tensor, out,
-        metadata.cache_indices, metadata.source_indices, metadata.query_start_loc, metadata.seq_idx,
+        metadata.cache_indices, metadata.source_indices, metadata.query_start_loc,
+        metadata.seq_idx if metadata.num_tokens else metadata.query_start_loc,  # an empty tensor has no address
         launch.flags(metadata.has_initial_state), metadata.computed_lens, metadata.history_offset,
         metadata.mamba_track_indices, metadata.mamba_track_tokens,
         channels * reqs, items, channels, reqs, tokens, state.dim, state.rows, x.stride(0), *weight.stride(),
-        out.stride(0), *state.tensor.stride(),
+        out.stride(0), *state.tensor.stride(), metadata.num_tokens, state.slots,
         **_flags(weight, bias, state, metadata, activation, residual), **tiles,
     )  # fmt: skip
     return out
@@ -127,7 +128,8 @@ def _uniform(
         metadata.computed_lens, metadata.draft_indices, metadata.num_accept_tokens, metadata.history_offset,
         metadata.mamba_track_indices, metadata.mamba_track_tokens,
         items, channels, reqs, tokens, state.dim, state.rows, x.stride(0), *weight.stride(), out.stride(0),
-        *state.tensor.stride(), *drafts.stride(),
+        *state.tensor.stride(), *drafts.stride(), state.slots,
+        0 if state.draft_rows is None else state.draft_rows.shape[0],
         MODE=variants.MODES[mode], N=tokens_per_req, **flags, **tiles,
     )  # fmt: skip
     return out
@@ -174,4 +176,6 @@ def _rows(given: Any) -> Any:
 
 
 def _output(x: Tensor, out: Tensor | None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if out is not None:
+        return out
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -22,6 +22,8 @@ DRAFT_EXTEND = tl.constexpr(2)
 WINDOW = tl.constexpr(0)
 RING = tl.constexpr(1)
 LAZY = tl.constexpr(2)
+LAST_POSITION = tl.constexpr(2**31 - 33)
+"""`hwbackends.step.metadata.LAST_POSITION`."""
 
 
 @triton.jit
@@ -31,11 +33,23 @@ def _ring_row(position, rows):
 
 
 @triton.jit
+def _live(slot, slots):
+    """Whether a slot is there; whatever else an index holds is padding."""
+    return (slot > 0) & (slot < slots)
+
+
+@triton.jit
+def _position(n, rows, length):
+    """A computed length whose rows lie inside of a slot, whatever the metadata holds: no sum leaves 32 bits."""
+    return tl.minimum(tl.minimum(tl.maximum(n, 0), LAST_POSITION), 2147483647 - 2 * rows - length)
+
+
+@triton.jit
 def _history(slot, j, n, offset, rows, s_row, s_d, d, limit, S: tl.constexpr, LAYOUT: tl.constexpr):
     """Row j < S of the history as stored; zeros where `limit` is 0, or on the ring where the position is below 0."""
     row = j
     if LAYOUT == LAZY:
-        row = tl.minimum(j + offset, rows - 1)
+        row = j + tl.minimum(tl.maximum(offset, 0), rows - S)
     if LAYOUT == RING:
         row = _ring_row(n - S + j, rows)
         limit = tl.where(n - S + j >= 0, limit, 0)
@@ -133,13 +147,14 @@ def _store_ring_drafts(slot, x, n, rows, s_row, s_d, x_row, d, limit, N: tl.cons
 
 @triton.jit(do_not_specialize=[
     "items", "blocks", "reqs", "tokens", "dim", "rows", "x_row", "w_d", "w_row", "out_row", "s_slot", "s_row", "s_d",
-    "q_req", "q_row", "q_d",
+    "q_req", "q_row", "q_d", "slots", "draft_count",
 ])  # fmt: skip
 def conv_uniform_kernel(
     x, weight, bias, state, draft_rows, out,
     cache_indices, source_indices, has_initial_state, computed_lens, draft_indices, num_accept_tokens, history_offset,
     mamba_track_indices, mamba_track_tokens,
     items, blocks, reqs, tokens, dim, rows, x_row, w_d, w_row, out_row, s_slot, s_row, s_d, q_req, q_row, q_d,
+    slots, draft_count,
     MODE: tl.constexpr, LAYOUT: tl.constexpr, W: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr,
     SILU: tl.constexpr, RESIDUAL: tl.constexpr, TRACK: tl.constexpr, W_UNIT: tl.constexpr, S_UNIT: tl.constexpr,
     S_TILE: tl.constexpr, N_TILE: tl.constexpr, V_TILE: tl.constexpr, BLOCK: tl.constexpr,
@@ -158,15 +173,15 @@ def conv_uniform_kernel(
         known = tl.minimum(b, reqs - 1)
         slot = tl.load(cache_indices + known).to(tl.int64)
         source = tl.load(source_indices + known).to(tl.int64)
-        n = tl.load(computed_lens + known)
+        n = _position(tl.load(computed_lens + known), rows, 0)
         offset = tl.load(history_offset + known)
-        live = (slot > 0) & (b < reqs)
+        live = _live(slot, slots) & (b < reqs)
         if MODE == DRAFT_EXTEND:
-            keep = tl.load(num_accept_tokens + known)
+            keep = tl.minimum(tl.load(num_accept_tokens + known), N)
             live = live & (keep >= 0)
         limit = tl.where(live, dim, 0)
         begun = tl.load(has_initial_state + known) != 0
-        past = tl.where(begun & (source > 0), limit, 0)
+        past = tl.where(begun & _live(source, slots), limit, 0)
         old = state + tl.maximum(source, 0) * s_slot
         new = state + tl.maximum(slot, 0) * s_slot
         first = b.to(tl.int64) * N
@@ -186,7 +201,7 @@ def conv_uniform_kernel(
         if TRACK:
             k = tl.load(mamba_track_tokens + known)
             goal = tl.load(mamba_track_indices + known).to(tl.int64)
-            wanted = tl.where((goal > 0) & (k >= 0), limit, 0)
+            wanted = tl.where(_live(goal, slots) & (k >= 0), limit, 0)
             _store_window(state + tl.maximum(goal, 0) * s_slot, old, xb, tl.maximum(k, 0), n, offset, rows, s_row, sd,
                           x_row, d, past, wanted, wanted, LAYOUT, S, S_TILE, BLOCK)  # fmt: skip
         if LAYOUT == RING:
@@ -202,7 +217,11 @@ def conv_uniform_kernel(
         elif MODE == VERIFY and LAYOUT == WINDOW:
             saved = tl.load(draft_indices + known).to(tl.int64)
             place = draft_rows + tl.maximum(saved, 0) * q_req + v[:, None] * q_row + d[None, :] * qd
-            tl.store(place, tile, mask=(v < COUNT)[:, None] & (d < tl.where(saved >= 0, limit, 0))[None, :])
+            tl.store(
+                place,
+                tile,
+                mask=(v < COUNT)[:, None] & (d < tl.where((saved >= 0) & (saved < draft_count), limit, 0))[None, :],
+            )
         else:
             place = new + v[:, None] * s_row + d[None, :] * sd
             tl.store(place, tile, mask=(v < COUNT)[:, None] & (d < limit)[None, :])
@@ -215,7 +234,7 @@ def _extend_head(
     x, weight, bias, state, out,
     cache_indices, source_indices, query_start_loc, has_initial_state, computed_lens, history_offset,
     mamba_track_indices, mamba_track_tokens,
-    b, d, dim, rows, x_row, w_d, w_row, out_row, s_slot, s_row, s_d,
+    b, d, dim, rows, step_tokens, slots, x_row, w_d, w_row, out_row, s_slot, s_row, s_d,
     LAYOUT: tl.constexpr, W: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
     TRACK: tl.constexpr, S_TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -224,13 +243,13 @@ def _extend_head(
     S: tl.constexpr = W - 1
     slot = tl.load(cache_indices + b).to(tl.int64)
     source = tl.load(source_indices + b).to(tl.int64)
-    start = tl.load(query_start_loc + b)
-    length = tl.load(query_start_loc + b + 1) - start
-    n = tl.load(computed_lens + b)
+    start = tl.minimum(tl.maximum(tl.load(query_start_loc + b), 0), step_tokens)
+    length = tl.maximum(tl.minimum(tl.load(query_start_loc + b + 1), step_tokens) - start, 0)
+    n = _position(tl.load(computed_lens + b), rows, length)
     offset = tl.load(history_offset + b)
     begun = tl.load(has_initial_state + b) != 0
-    limit = tl.where(slot > 0, dim, 0)
-    past = tl.where(begun & (source > 0), limit, 0)
+    limit = tl.where(_live(slot, slots), dim, 0)
+    past = tl.where(begun & _live(source, slots), limit, 0)
     old = state + tl.maximum(source, 0) * s_slot
     xb = x + start.to(tl.int64) * x_row
     r = tl.arange(0, S_TILE)
@@ -239,11 +258,11 @@ def _extend_head(
         row = _output(old, xb, weight, bias, n, offset, rows, length, dim, w_d, w_row, s_row, s_d, x_row, d, past,
                       limit, t, LAYOUT, W, BIAS, SILU, RESIDUAL)  # fmt: skip
         y = tl.where((r == t)[:, None], row[None, :], y)
-    y = tl.where(slot > 0, y, 0.0)
+    y = tl.where(_live(slot, slots), y, 0.0)
     if TRACK:
         k = tl.load(mamba_track_tokens + b)
         goal = tl.load(mamba_track_indices + b).to(tl.int64)
-        wanted = tl.where((goal > 0) & (k >= 0), limit, 0)
+        wanted = tl.where(_live(goal, slots) & (k >= 0), limit, 0)
         _store_window(state + tl.maximum(goal, 0) * s_slot, old, xb, tl.maximum(k, 0), n, offset, rows, s_row, s_d,
                       x_row, d, past, wanted, wanted, LAYOUT, S, S_TILE, BLOCK)  # fmt: skip
     written = tl.where(length > 0, limit, 0)
@@ -256,14 +275,14 @@ def _extend_head(
 
 @triton.jit
 def _extend_body(
-    x, weight, bias, out, cache_indices, query_start_loc, b, low, high, d, dim, x_row, w_d, w_row, out_row,
-    W: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
+    x, weight, bias, out, cache_indices, query_start_loc, b, low, high, d, dim, slots, x_row, w_d, w_row,
+    out_row, W: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Outputs of request b inside tokens low .. high - 1 whose window holds no history."""
     S: tl.constexpr = W - 1
     from_ = tl.maximum(tl.load(query_start_loc + b) + S, low)
     count = tl.minimum(tl.load(query_start_loc + b + 1), high) - from_
-    live = tl.load(cache_indices + b) > 0
+    live = _live(tl.load(cache_indices + b), slots)
     r = tl.arange(0, ROWS)
     if count > 0:
         inside = (r < count)[:, None] & (d < dim)[None, :]
@@ -294,13 +313,14 @@ def _epilogue_rows(acc, bias, d, dim, BIAS: tl.constexpr, SILU: tl.constexpr):
 
 @triton.jit(do_not_specialize=[
     "heads", "items", "blocks", "reqs", "tokens", "dim", "rows", "x_row", "w_d", "w_row", "out_row", "s_slot", "s_row",
-    "s_d",
+    "s_d", "step_tokens", "slots",
 ])  # fmt: skip
 def conv_extend_kernel(
     x, weight, bias, state, out,
     cache_indices, source_indices, query_start_loc, seq_idx, has_initial_state, computed_lens, history_offset,
     mamba_track_indices, mamba_track_tokens,
     heads, items, blocks, reqs, tokens, dim, rows, x_row, w_d, w_row, out_row, s_slot, s_row, s_d,
+    step_tokens, slots,
     LAYOUT: tl.constexpr, W: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
     TRACK: tl.constexpr, W_UNIT: tl.constexpr, S_UNIT: tl.constexpr, S_TILE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -314,17 +334,17 @@ def conv_extend_kernel(
         if item < heads:
             _extend_head(x, weight, bias, state, out, cache_indices, source_indices, query_start_loc,
                          has_initial_state, computed_lens, history_offset, mamba_track_indices, mamba_track_tokens,
-                         item // blocks, d, dim, rows, x_row, wd, w_row, out_row, s_slot, s_row, sd,
+                         item // blocks, d, dim, rows, step_tokens, slots, x_row, wd, w_row, out_row, s_slot, s_row, sd,
                          LAYOUT, W, BIAS, SILU, RESIDUAL, TRACK, S_TILE, BLOCK)  # fmt: skip
         else:
             low = ((item - heads) // blocks) * ROWS
-            total = tl.load(query_start_loc + reqs)
+            total = tl.minimum(tl.maximum(tl.load(query_start_loc + reqs), 0), step_tokens)
             high = tl.minimum(low + ROWS, total)
             first = tl.load(seq_idx + tl.minimum(low, tl.maximum(total - 1, 0)))
             last = tl.load(seq_idx + tl.maximum(high - 1, 0))
             for b in range(first, tl.where(low < total, last + 1, first)):
-                _extend_body(x, weight, bias, out, cache_indices, query_start_loc, b, low, high, d, dim, x_row, wd,
-                             w_row, out_row, W, BIAS, SILU, RESIDUAL, ROWS)  # fmt: skip
+                _extend_body(x, weight, bias, out, cache_indices, query_start_loc, b, low, high, d, dim, slots, x_row,
+                             wd, w_row, out_row, W, BIAS, SILU, RESIDUAL, ROWS)  # fmt: skip
             r = tl.arange(0, ROWS)
             start = tl.maximum(total, low)
             count = tl.minimum(low + ROWS, tokens) - start

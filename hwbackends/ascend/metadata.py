@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from hwbackends.ascend import kernels_metadata, launch, variants
+from hwbackends.conv.layouts import history_rows
 from hwbackends.step import checks
-from hwbackends.step.batch import StepBatch
+from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
 
@@ -49,7 +50,7 @@ def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata
         out.cache_indices, out.source_indices, out.query_start_loc, launch.flags(out.has_initial_state),
         out.computed_lens, out.draft_indices, out.seq_idx, out.history_offset, out.mamba_track_indices,
         out.mamba_track_tokens,
-        batch.padded_reqs, batch.num_reqs, out.num_tokens, pool.track_interval,
+        batch.padded_reqs, batch.num_reqs, out.num_tokens, pool.track_interval, *_extents(pool),
         INITIAL=batch.has_initial_state is not None, SCAN=variants.SCAN, **flags,
     )  # fmt: skip
 
@@ -70,9 +71,9 @@ def _uniform(
         out.cache_indices, out.source_indices, out.query_start_loc, launch.flags(out.has_initial_state),
         out.computed_lens, out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices,
         out.mamba_track_tokens,
-        batch.padded_reqs, batch.num_reqs, tokens, 0 if batch.computed_lens is not None else tokens,
-        pool.track_interval,
-        DRAFT_EXTEND=draft_extend, LENS=lens is not None, ACCEPT=batch.num_accept_tokens is not None,
+        batch.padded_reqs, 0 if batch.forward_mode is ForwardMode.IDLE else batch.num_reqs, tokens,
+        0 if batch.computed_lens is not None else tokens, pool.track_interval, *_extents(pool),
+        DRAFT_EXTEND=draft_extend, LENS=lens is not None, ACCEPT=draft_extend,
         INITIAL=draft_extend and batch.has_initial_state is not None,
         **_flags(batch, pool, tracks and batch.mamba_track_mask is not None),
     )  # fmt: skip
@@ -88,6 +89,13 @@ def _flags(batch: StepBatch, pool: StatePool, track: bool) -> dict[str, bool]:
         "LAZY": pool.layout == "lazy" and batch.num_accepted_tokens is not None,
         "TRACK": track and batch.mamba_track_indices is not None,
     }
+
+
+def _extents(pool: StatePool) -> tuple[int, int, int, int]:
+    """Rows of the map, entries of the table, slots, and the last row at which a lazy history may begin."""
+    table = pool.mamba_v2p_table
+    entries = 0 if table is None else table.shape[0]
+    return pool.request_rows, entries, pool.num_slots, pool.rows - history_rows(pool.width)
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ class ConvStream:
 
 @dataclass(slots=True, eq=False)
 class ConvState:
-    """The state of one conv stream in one layer, as conv hooks take it.
+    """The state of one conv stream in one layer, as conv hooks take it. It keeps the tensors that it was made with,
+    because launch plans hold their addresses; `dataclasses.replace` makes another state.
 
     Attributes:
         tensor: [slots, rows, D], any strides; rows are raw inputs. Mutated by decode, extend, draft extend, and by
@@ -42,7 +43,13 @@ class ConvState:
     layout: Layout
     width: int
     draft_rows: Tensor | None = None
-    cache: dict[object, object] = field(default_factory=dict, repr=False)
+    cache: dict[object, object] = field(default_factory=dict, repr=False, init=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            hint = "write into it, or make another state with dataclasses.replace"
+            raise ArgumentError("ConvState", name, "another value", "the one that it was made with", hint)
+        object.__setattr__(self, name, value)
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:

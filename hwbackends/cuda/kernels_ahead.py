@@ -17,6 +17,12 @@ from hwbackends.triton_ops.kernels_epilogue import fused_add_rmsnorm_kernel
 LINE_BYTES = tl.constexpr(128)
 
 
+_SCALARS = [
+    "next_dim", "next_slot_stride", "next_row_stride", "fetchers", "eps", "num_reqs", "num_rows", "num_slots",
+    "num_draft_rows",
+]  # fmt: skip
+
+
 @triton.jit
 def _fetch(at, wanted):
     """Ask for the lines at these addresses, to be kept longer than what merely streams through."""
@@ -33,7 +39,7 @@ def _fetch(at, wanted):
 @triton.jit
 def _fetch_next(
     next_state, next_weight, cache_indices, positions, item, next_dim, next_slot_stride, next_row_stride, num_reqs,
-    W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr, THREADS: tl.constexpr,
+    num_slots, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Program 0: the weights of the next conv; program 1 + b: the history of request b there."""
     S: tl.constexpr = W - 1
@@ -56,13 +62,16 @@ def _fetch_next(
             begin = base + at.to(tl.int64) * next_row_stride
             for i in range(0, next_dim, THREADS * line):
                 d = i + thread * line
-                _fetch(begin + d, (d < next_dim) & (d * 0 + slot > 0) & (d * 0 + first + row >= 0))
+                _fetch(
+                    begin + d,
+                    (d < next_dim) & (d * 0 + slot > 0) & (d * 0 + slot < num_slots) & (d * 0 + first + row >= 0),
+                )
 
 
-@triton.jit(do_not_specialize=["next_dim", "next_slot_stride", "next_row_stride", "fetchers", "num_reqs"])
+@triton.jit(do_not_specialize=["next_dim", "next_slot_stride", "next_row_stride", "fetchers", "num_reqs", "num_slots"])
 def conv_decode_ahead_kernel(
     x, weight, bias, out, next_state, next_weight, state, cache_indices, positions, track_indices,
-    next_dim, next_slot_stride, next_row_stride, fetchers, num_reqs,
+    next_dim, next_slot_stride, next_row_stride, fetchers, num_reqs, num_slots,
     D: tl.constexpr, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
@@ -73,23 +82,21 @@ def conv_decode_ahead_kernel(
     item = tl.program_id(0) - (tl.num_programs(0) - fetchers)
     if item < 0:
         conv_decode_kernel(
-            x, weight, bias, out, state, cache_indices, positions, track_indices, num_reqs,
+            x, weight, bias, out, state, cache_indices, positions, track_indices, num_reqs, num_slots,
             D, W, LAYOUT, C, SX, SO, SS, SR, SD, SWD, SWW, SB, BIAS, SILU, RESIDUAL, TRACK, TAIL, PDL, ACC, BLOCK_D,
         )  # fmt: skip
     else:
         _fetch_next(
             next_state, next_weight, cache_indices, positions, item, next_dim, next_slot_stride, next_row_stride,
-            num_reqs, W, LAYOUT, C, THREADS,
+            num_reqs, num_slots, W, LAYOUT, C, THREADS,
         )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=["next_dim", "next_slot_stride", "next_row_stride", "fetchers", "eps", "num_reqs", "num_rows"]
-)
+@triton.jit(do_not_specialize=_SCALARS)
 def fused_add_rmsnorm_ahead_kernel(
     x, weight, bias, out, residual_stream, norm_weight, next_state, next_weight, state, drafts, cache_indices,
     positions, draft_indices, track_indices, next_dim, next_slot_stride, next_row_stride, fetchers, eps, num_reqs,
-    num_rows,
+    num_rows, num_slots, num_draft_rows,
     D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SH: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     RS: tl.constexpr, RR: tl.constexpr, RD: tl.constexpr, SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr,
@@ -102,12 +109,12 @@ def fused_add_rmsnorm_ahead_kernel(
     if item < 0:
         fused_add_rmsnorm_kernel(
             x, weight, bias, out, residual_stream, norm_weight, state, drafts, cache_indices, positions,
-            draft_indices, track_indices, eps, num_reqs, num_rows,
+            draft_indices, track_indices, eps, num_reqs, num_rows, num_slots, num_draft_rows,
             D, W, N, LAYOUT, C, SX, SO, SH, SS, SR, SD, RS, RR, RD, SWD, SWW, SB, BIAS, SILU, RESIDUAL, DECODE, TRACK,
             PDL, ACC, BLOCK_D, TOKENS,
         )  # fmt: skip
     else:
         _fetch_next(
             next_state, next_weight, cache_indices, positions, item, next_dim, next_slot_stride, next_row_stride,
-            num_reqs, W, LAYOUT, C, THREADS,
+            num_reqs, num_slots, W, LAYOUT, C, THREADS,
         )  # fmt: skip

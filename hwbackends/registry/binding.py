@@ -12,7 +12,7 @@ from typing import Any
 
 import pluggy
 
-from hwbackends.contract.hookspecs import PROJECT
+from hwbackends.contract.hookspecs import PROJECT, is_unwritten
 from hwbackends.contract.hookspecs.conv import ConvHooks
 from hwbackends.contract.hookspecs.step import StepHooks
 from hwbackends.contract.model import Contracts, Hook
@@ -94,7 +94,7 @@ def _marked(plugin: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
             errors[name] = error
             continue
         options = _mark(value)
-        if options is not None:
+        if options is not None and not is_unwritten(value):
             functions[options.get("specname") or name] = value
     return functions, errors
 
@@ -113,7 +113,7 @@ def _read_lazily(plugin: Any, name: str, functions: dict[str, Any], errors: dict
     except Exception as error:
         errors[name] = error
         return
-    if value is not absent:
+    if value is not absent and not is_unwritten(value):
         functions[name] = value
 
 

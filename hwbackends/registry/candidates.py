@@ -18,11 +18,19 @@ from hwbackends.contract.document import nearest
 from hwbackends.contract.hookspecs import ProbeResult
 from hwbackends.contract.model import Contracts
 from hwbackends.contract.reader import installed
-from hwbackends.errors import BrokenPluginError, HwBackendsError
+from hwbackends.errors import BrokenPluginError, HwBackendsError, SignatureDriftError
 from hwbackends.registry.manifest import Manifest, find_manifest, read_manifest
 from hwbackends.registry.origins import hook_origins
+from hwbackends.registry.outside import ask
 
 GROUP = "hwbackends.backends"
+BUILT_IN = "hwbackends"
+"""The distribution whose backends are asked in this process, and whose names no other one can take."""
+
+
+def canonical(distribution: str) -> str:
+    """The name of a distribution as indexes compare it."""
+    return distribution.lower().replace("_", "-").replace(".", "-")
 
 
 class State(enum.StrEnum):
@@ -49,6 +57,7 @@ class Candidate:
         reason: why it is in that state, in one sentence.
         hint: what the user can do about it.
         manifest: what it says about itself; None where it could not be read.
+        missing: hooks that the contracts require and an available plugin does not have; stubs count as missing.
         hooks: every hook of the contracts that are here.
         cause: the original error of a broken one.
     """
@@ -61,8 +70,14 @@ class Candidate:
     reason: str = ""
     hint: str = ""
     manifest: Manifest | None = None
+    missing: tuple[str, ...] = ()
     hooks: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     cause: BaseException | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is a backend of this package, whose probes are known to raise and to leave nothing."""
+        return canonical(self.distribution) == BUILT_IN
 
     @property
     def module(self) -> str:
@@ -106,7 +121,10 @@ def discover(points: Iterable[EntryPoint] | None = None, contracts: Contracts | 
     unique = {_identity(point): point for point in given}
     found = [_describe(point, known) for point in unique.values()] + unreadable
     names = [candidate.name for candidate in found]
-    marked = [_duplicate(c, found) if names.count(c.name) > 1 else c for c in found]
+    reserved = {candidate.name for candidate in found if candidate.built_in}
+    marked = [
+        c if names.count(c.name) == 1 or (c.built_in and c.name in reserved) else _duplicate(c, found) for c in found
+    ]
     return tuple(sorted(marked, key=lambda candidate: (candidate.name, candidate.distribution)))
 
 
@@ -177,6 +195,9 @@ def _mismatch(manifest: Manifest, contracts: Contracts) -> str:
 
 
 def _duplicate(candidate: Candidate, found: Sequence[Candidate]) -> Candidate:
+    if any(c.name == candidate.name and c.built_in for c in found):
+        reason = f"name {candidate.name!r} belongs to {BUILT_IN}, whose own backend is used"
+        return dataclasses.replace(candidate, state=State.DUPLICATE, reason=reason, hint="uninstall or rename it")
     owners = ", ".join(f"{c.package} ({c.value})" for c in found if c.name == candidate.name)
     reason = f"name {candidate.name!r} is registered more than once: {owners}"
     return dataclasses.replace(candidate, state=State.DUPLICATE, reason=reason, hint="uninstall all but one of them")
@@ -187,19 +208,60 @@ def _broken(candidate: Candidate, reason: str, hint: str, cause: BaseException) 
 
 
 def probe(candidate: Candidate, device: str | None = None) -> Candidate:
-    """Ask a found candidate whether it can run here; whatever its code raises makes it broken, never the caller.
+    """Ask a found candidate whether it can run here; whatever its code does makes it broken, never the caller.
 
-    A file `probe.py` beside the manifest is asked first, so that the plugin itself, which may need torch, is not
-    imported for it.
+    A backend of this package is asked here. One of another distribution is asked in a process of its own, which also
+    imports the plugin where the probe says yes: raising, exiting, crashing and hanging end there.
     """
     if candidate.state is not State.FOUND:
         return candidate
+    if candidate.built_in or candidate.manifest is None:
+        return _probe_here(candidate, device)
+    found = ask(candidate.name, candidate.value, candidate.manifest.path, device)
+    cause = None
+    if found.state == State.BROKEN:
+        cause = BrokenPluginError(f"{candidate.name!r} ({candidate.package}) {found.reason}")
+        cause.__cause__ = found.cause
+    return dataclasses.replace(
+        candidate, state=State(found.state), reason=found.reason, hint=found.hint, missing=found.missing, cause=cause
+    )
+
+
+def question(name: str, value: str, device: str | None) -> Candidate:
+    """Probe, import and inspect one plugin here: what `outside` runs in a process of its own."""
+    from hwbackends.registry.binding import validate
+
+    contracts = installed()
+    found = _describe(EntryPoint(name, value, GROUP), contracts)
+    found = _probe_here(found, device) if found.state is State.FOUND else found
+    if found.state is not State.AVAILABLE:
+        return found
+    try:
+        lacking = validate(found, import_plugin(found), contracts).missing
+    except SignatureDriftError:
+        return found  # binding it says how each hook drifted
+    except HwBackendsError as error:
+        return _broken(found, f"cannot be imported: {_told(error)}", "repair or uninstall the package", error)
+    required = tuple(hook for hook in lacking if not contracts.hooks[hook].optional)
+    return dataclasses.replace(found, missing=required)
+
+
+def _told(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    hint = f"; install {cause.name!r}" if isinstance(cause, ModuleNotFoundError) and cause.name else ""
+    return f"{type(cause).__name__}: {cause}{hint}"
+
+
+def _probe_here(candidate: Candidate, device: str | None) -> Candidate:
+    """Ask the file `probe.py` beside the manifest, so that the plugin itself, which may need torch, is not imported for
+    it; where there is none, the plugin."""
     try:
         result = _probe_function(candidate)(device)
         available, reason, hint = bool(result.available), str(result.reason), str(result.hint)
     except (Exception, SystemExit) as error:
         hint = "repair or uninstall the package"
-        return _broken(candidate, f"probing it failed: {type(error).__name__}: {error}", hint, error)
+        what = "cannot be imported" if isinstance(error, BrokenPluginError) else "probing it failed"
+        return _broken(candidate, f"{what}: {_told(error)}", hint, error)
     state = State.AVAILABLE if available else State.UNAVAILABLE
     return dataclasses.replace(candidate, state=state, reason=reason, hint=hint)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from hwbackends.errors import BrokenPluginError, HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.binding import Backend, bind
-from hwbackends.registry.candidates import Candidate, discover, probe
+from hwbackends.registry.candidates import Candidate, State, discover, probe
 from hwbackends.registry.selection import ENVIRONMENT, Request, select
 from hwbackends.switches import switched_on
 
@@ -35,11 +37,28 @@ def load(name: str | None = None, device: Any = None, *, fallback: bool = False)
     Raises:
         PluginError: see `select` and `bind`; the message says what to do.
     """
-    request = Request(name, None if device is None else str(device), os.environ.get(ENVIRONMENT, ""))
+    request = Request(name, None if device is None else str(device), os.environ.get(ENVIRONMENT, ""), fallback)
     candidates = discover()
     wanted = (name,) if name is not None else request.preferred
     probed = [probe(c, request.device) if not wanted or c.name in wanted else c for c in candidates]
-    chosen = select(request, probed).candidate
+    while True:
+        chosen = select(request, probed).candidate
+        try:
+            return _bound(chosen, candidates, request)
+        except _UNUSABLE as error:
+            if name is not None:
+                raise
+            # what only its import shows: take the next one, and name the reason should there be none
+            failed = replace(chosen, state=State.BROKEN, reason=str(error), hint="", cause=error)
+            probed = [failed if c is chosen else c for c in probed]
+
+
+_UNUSABLE = (BrokenPluginError, SignatureDriftError, HookNotImplementedError)
+
+
+def _bound(chosen: Candidate, candidates: Sequence[Candidate], request: Request) -> Backend:
+    """A candidate bound as the environment asks, once per process."""
+    fallback = request.fallback
     lender = _lender(candidates, request.device) if fallback and chosen.name != REFERENCE else None
     checked, traced = (switched_on(flag) for flag in (CHECKED, TRACE))
     place = chosen.manifest.path if chosen.manifest else None

@@ -26,13 +26,18 @@ def static_origin(module: str, name: str, depth: int = 5) -> str | None:
         return None
     for node in _statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return f"{path}:{node.lineno}"
+            return None if _unwritten(node) else f"{path}:{node.lineno}"
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             return _assigned_origin(module, node.value, depth - 1) or f"{path}:{node.lineno}"
         found = _imported(module, path, node, name)
         if found is not None:
             return static_origin(*found, depth - 1)
     return None
+
+
+def _unwritten(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a stub: marked by `hookspecs.unwritten`."""
+    return any(isinstance(mark, ast.Name) and mark.id == "unwritten" for mark in node.decorator_list)
 
 
 def _assigned_origin(module: str, value: ast.expr, depth: int) -> str | None:

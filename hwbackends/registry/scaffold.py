@@ -79,13 +79,13 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 
 def plugin(name: str, package: str, contracts: Contracts) -> str:
-    """The plugin module: one stub per hook of the contracts."""
+    """The plugin module: one stub per hook of the contracts, marked as not written."""
     stubs = [_stub(hook) for hook in contracts.hooks.values() if hook.role != "probe"]
     return _fill(_template("plugin.py"), {"name": name, "package": package}) + "\n\n".join(["", *stubs])
 
 
 def _stub(hook: Hook) -> str:
-    lines = ["@hookimpl", f"def {hook.name}("]
+    lines = ["@hookimpl", "@unwritten", f"def {hook.name}("]
     lines += [
         f"{_INDENT}{p.name}: {_annotation(p)}{'' if p.required else f' = {p.default!r}'}," for p in hook.parameters
     ]

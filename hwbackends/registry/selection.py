@@ -12,6 +12,7 @@ from hwbackends.errors import (
     BackendTieError,
     BackendUnavailableError,
     BrokenPluginError,
+    HookNotImplementedError,
     IncompatiblePluginError,
     PluginError,
 )
@@ -23,11 +24,13 @@ ANY_DEVICE = "*"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: an explicit name, a device such as `cuda:0`, and the value of HWBACKENDS_BACKEND."""
+    """What is asked for: an explicit name, a device such as `cuda:0`, the value of HWBACKENDS_BACKEND, and whether the
+    reference may lend hooks."""
 
     name: str | None = None
     device: str | None = None
     environment: str = ""
+    fallback: bool = False
 
     @property
     def device_type(self) -> str | None:
@@ -49,9 +52,11 @@ class Selection:
 
 
 def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
-    """Choose one candidate: explicit name > HWBACKENDS_BACKEND > device match > priority. Pure.
+    """Choose one candidate: explicit name > HWBACKENDS_BACKEND > serves the device > priority. Pure.
 
-    Names order listings only: two backends that fit equally well are an error, not an alphabetical accident.
+    A backend that takes any device serves every one: it is passed over by a larger priority, or by an equal one that
+    names its devices. A backend that lacks hooks is chosen only by name, or where the reference may lend them. Names
+    order listings only: two backends that fit equally well are an error, not an alphabetical accident.
 
     Raises:
         BackendNotFoundError: no backend of that name, or none that fits.
@@ -63,7 +68,7 @@ def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
         return Selection(_named(request.name, request, candidates), "asked for by name")
     if request.preferred:
         return _preferred(request, candidates)
-    usable = [c for c in candidates if c.state is State.AVAILABLE and _serves(c, request)]
+    usable = [c for c in candidates if c.state is State.AVAILABLE and _serves(c, request) and _complete(c, request)]
     if not usable:
         where = f" for device {request.device!r}" if request.device else ""
         raise BackendNotFoundError(f"no backend is usable{where}:\n{_listing(candidates)}")
@@ -72,10 +77,10 @@ def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
     if len(winners) > 1:
         names = ", ".join(c.name for c in winners)
         raise BackendTieError(
-            f"several backends fit with priority {best[1]}: {names}:\n{_listing(winners)}\n"
+            f"several backends fit with priority {best[0]}: {names}:\n{_listing(winners)}\n"
             f"choose one: set {ENVIRONMENT}={winners[0].name}, or pass name={winners[0].name!r} or a device"
         )
-    return Selection(winners[0], f"priority {best[1]}" + (f" for device {request.device}" if request.device else ""))
+    return Selection(winners[0], f"priority {best[0]}" + (f" for device {request.device}" if request.device else ""))
 
 
 def _named(name: str, request: Request, candidates: Sequence[Candidate]) -> Candidate:
@@ -110,7 +115,11 @@ def _preferred(request: Request, candidates: Sequence[Candidate]) -> Selection:
     refusals = []
     for name in request.preferred:
         try:
-            return Selection(_named(name, request, candidates), f"{ENVIRONMENT}={request.environment}")
+            found = _named(name, request, candidates)
+            if not _complete(found, request):
+                lacking = ", ".join(found.missing)
+                raise HookNotImplementedError(f"backend {name!r} ({found.package}) does not have: {lacking}")
+            return Selection(found, f"{ENVIRONMENT}={request.environment}")
         except PluginError as error:
             refusals.append(error)
     if len(refusals) == 1:
@@ -119,9 +128,14 @@ def _preferred(request: Request, candidates: Sequence[Candidate]) -> Selection:
     raise BackendNotFoundError(f"{ENVIRONMENT}={request.environment}: none of these is usable:\n{lines}")
 
 
-def _rank(candidate: Candidate) -> tuple[bool, int]:
-    """A backend that names its devices comes before one that takes any device; then the larger priority."""
-    return ANY_DEVICE not in candidate.devices, candidate.priority
+def _rank(candidate: Candidate) -> tuple[int, bool]:
+    """The larger priority; among equals a backend that names its devices comes before one that takes any."""
+    return candidate.priority, ANY_DEVICE not in candidate.devices
+
+
+def _complete(candidate: Candidate, request: Request) -> bool:
+    """Whether it has every hook that the contracts require, or may borrow what it lacks."""
+    return request.fallback or not candidate.missing
 
 
 def _serves(candidate: Candidate, request: Request) -> bool:

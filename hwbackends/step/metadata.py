@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hwbackends.errors import GraphLimitError
+from hwbackends.errors import ArgumentError, GraphLimitError
 from hwbackends.step.batch import ForwardMode
 
 if TYPE_CHECKING:
     from hwbackends.step.handle import HostMirrors, LayerHandle
 
+LAST_POSITION = 2**31 - 33
+"""Largest computed length: positions are 32 bits wide."""
 PADDED = -1
 """The value that prepared index tensors hold in padded rows. Convs treat every slot <= 0 as padded."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepMetadata:
-    """What every conv of a step reads. Written by one `prepare_*_metadata` call, then only read.
+    """What every conv of a step reads. Written by one `prepare_*_metadata` call, then only read: what the tensors hold
+    changes, the tensors do not, because launch plans hold their addresses. `dataclasses.replace` makes another one.
 
     B is the padded extent of requests, T of tokens. Every row of every tensor is valid, padded ones too.
 
@@ -69,8 +72,14 @@ class StepMetadata:
     """The sidecar's: host copies for a model that loops over requests in Python."""
     engine: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
     """The engine's: what its adapter keeps for the step."""
-    cache: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[object, object] = field(default_factory=dict, repr=False, compare=False, init=False)
     """The backend's: launch plans, keyed by whatever it likes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(getattr(self, name, None), Tensor):
+            hint = "write into it, or make other metadata with dataclasses.replace"
+            raise ArgumentError("StepMetadata", name, "another tensor", "the one that it was made with", hint)
+        object.__setattr__(self, name, value)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensor fields by name; the same storages that the convs read."""
@@ -145,7 +154,7 @@ class MetadataBuffers:
     def _cut(self, mode: ForwardMode, batch: int, tokens: int, draft_token_num: int, tracks: bool) -> StepMetadata:
         self._check("batch", batch, self._full.num_reqs, "max_batch")
         self._check("num_tokens", tokens, self._full.num_tokens, "max_tokens")
-        cut = {
+        cut: dict[str, Any] = {
             name: tensor[: tokens if name == "seq_idx" else batch + 1 if name == "query_start_loc" else batch]
             for name, tensor in self._full.tensors().items()
         }
@@ -159,7 +168,6 @@ class MetadataBuffers:
             handles={},
             host_mirrors=None,
             engine={},
-            cache={},
             **cut,
         )
 

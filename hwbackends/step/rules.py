@@ -34,5 +34,12 @@ RECORDED_MODES = frozenset(
 BATCH_TENSORS = {p.name: tuple(getattr(torch, name) for name in p.dtypes) for p in _tensors("StepBatch", ("B",))}
 """Dtypes of the tensors [B] that a batch may bring."""
 
+METADATA_TENSORS = {
+    p.name: (tuple(getattr(torch, name) for name in p.dtypes), p.shape[0])
+    for p in _CONTRACTS.fields("StepMetadata")
+    if p.type == "Tensor"
+}
+"""Dtypes and extent (`B`, `B + 1` or `T`) of the tensors of prepared metadata."""
+
 TAIL_VALUES = {p.name: int(p.padding) for p in _tensors("StepMetadata", ("B",))}
 """What a padded row holds in each tensor [B] of prepared metadata."""

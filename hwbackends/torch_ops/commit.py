@@ -8,7 +8,7 @@ from torch import Tensor
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
 from hwbackends.torch_ops.metadata import translate
-from hwbackends.torch_ops.rows import masked_write, window_rows
+from hwbackends.torch_ops.rows import masked_write, window_rows, within
 
 
 def update_mamba_state_after_mtp_verify(
@@ -30,22 +30,29 @@ def update_mamba_state_after_mtp_verify(
         computed_lens,
         draft_indices,
     )
-    if pool.layout != "window" and pool.ssm_state is None and mamba_steps_to_track is None:
-        return
-    requests = req_pool_indices.long()
-    slots = translate(pool, pool.mamba_index_mapping[requests.clamp(min=0)]).long()
-    live = (requests >= 0) & (slots > 0)
-    drafts = requests if draft_indices is None else draft_indices.long()
-    if mamba_track_indices is not None and mamba_steps_to_track is not None:
-        track = translate(pool, mamba_track_indices).long()
-        step = mamba_steps_to_track.long()
-        wanted = live & (track > 0) & (step >= 0)
-        _commit_windows(pool, slots, track, drafts, step, wanted, computed_lens, tracking=True)
-        _commit_ssm(pool, track, drafts, step, wanted)
-    step = last_correct_step_indices.long()
-    wanted = live & (step >= 0)
-    _commit_windows(pool, slots, slots, drafts, step, wanted, computed_lens, tracking=False)
-    _commit_ssm(pool, slots, drafts, step, wanted)
+    with torch.inference_mode():
+        if pool.layout != "window" and pool.ssm_state is None and mamba_steps_to_track is None:
+            return
+        requests = req_pool_indices.long()
+        known = (requests >= 0) & (requests < pool.request_rows)
+        slots = translate(pool, pool.mamba_index_mapping[torch.where(known, requests, 0)]).long()
+        live = known & within(slots, pool.num_slots)
+        drafts = requests if draft_indices is None else draft_indices.long()
+        if mamba_track_indices is not None and mamba_steps_to_track is not None:
+            track = translate(pool, mamba_track_indices).long()
+            step = mamba_steps_to_track.long()
+            wanted = live & within(track, pool.num_slots) & _drafted(pool, step)
+            _commit_windows(pool, slots, track, drafts, step, wanted, computed_lens, tracking=True)
+            _commit_ssm(pool, track, drafts, step, wanted)
+        step = last_correct_step_indices.long()
+        wanted = live & _drafted(pool, step)
+        _commit_windows(pool, slots, slots, drafts, step, wanted, computed_lens, tracking=False)
+        _commit_ssm(pool, slots, drafts, step, wanted)
+
+
+def _drafted(pool: StatePool, step: Tensor) -> Tensor:
+    """Steps that a verify has: the others change nothing."""
+    return (step >= 0) & (step < max(1, pool.draft_token_num))
 
 
 def _commit_windows(
@@ -71,15 +78,15 @@ def _commit_windows(
     taken = step.clamp(0, max(0, pool.draft_token_num - 1)) + 1
     valid = torch.ones_like(taken, dtype=torch.bool)[:, None].expand(-1, history)
     if pool.layout == "window":
-        where, wanted = drafts.clamp(min=0), wanted & (drafts >= 0)
+        where, wanted = _rows(drafts, wanted, pool.draft_storages()[0].shape[1])
         source, rows = taken[:, None] + offsets, offsets.expand(len(taken), history)
     elif pool.layout == "ring":
         assert computed_lens is not None
-        end = computed_lens + taken
-        where, rows = slots.clamp(min=0), window_rows("ring", pool.rows, history, end)
+        end = computed_lens.long().clamp(min=0) + taken
+        where, rows = torch.where(wanted, slots, 0), window_rows("ring", pool.rows, history, end)
         source, valid = rows, (end[:, None] - history + offsets) >= 0
     else:
-        where = slots.clamp(min=0)
+        where = torch.where(wanted, slots, 0)
         source, rows = taken[:, None] - 1 + offsets, offsets.expand(len(taken), history)
     for name, stream in pool.conv_streams.items():
         saved = pool.draft_rows[name] if pool.layout == "window" else stream
@@ -93,28 +100,37 @@ def _commit_ssm(pool: StatePool, target: Tensor, drafts: Tensor, step: Tensor, w
     if pool.ssm_state is None or pool.intermediate_ssm is None:
         return
     last = pool.intermediate_ssm.shape[2] - 1
-    found = pool.intermediate_ssm.movedim(0, 2)[drafts.clamp(min=0), step.clamp(0, last)]
+    where, wanted = _rows(drafts, wanted, pool.intermediate_ssm.shape[1])
+    found = pool.intermediate_ssm.movedim(0, 2)[where, step.clamp(0, last)]
     state = pool.ssm_state.movedim(0, 1).unsqueeze(1)
-    masked_write(state, target, torch.zeros_like(target), found, wanted & (drafts >= 0))
+    masked_write(state, target, torch.zeros_like(target), found, wanted)
+
+
+def _rows(drafts: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draft rows to read, and the requests whose draft row is there."""
+    wanted = wanted & (drafts >= 0) & (drafts < count)
+    return torch.where(wanted, drafts, 0), wanted
 
 
 def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:
     """Zero slots in every layer and stream. See `hookspecs.clear_slots`."""
     checks.slots("clear_slots", pool, cache_indices=cache_indices)
-    slots = cache_indices.long()
-    for state in _by_slot(pool):
-        zeros = torch.zeros(len(slots), *state.shape[2:], dtype=state.dtype, device=state.device)
-        masked_write(state, slots, torch.zeros_like(slots), zeros, slots > 0)
+    with torch.inference_mode():
+        slots = cache_indices.long()
+        for state in _by_slot(pool):
+            zeros = torch.zeros(len(slots), *state.shape[2:], dtype=state.dtype, device=state.device)
+            masked_write(state, slots, torch.zeros_like(slots), zeros, within(slots, pool.num_slots))
 
 
 def copy_slots(pool: StatePool, source_indices: Tensor, destination_indices: Tensor) -> None:
     """Copy slots onto others in every layer and stream. See `hookspecs.copy_slots`."""
     checks.slots("copy_slots", pool, source_indices=source_indices, destination_indices=destination_indices)
-    source, destination = source_indices.long(), destination_indices.long()
-    mask = (source > 0) & (destination > 0)
-    for state in _by_slot(pool):
-        found = state[source.clamp(min=0), torch.zeros_like(source)]
-        masked_write(state, destination, torch.zeros_like(destination), found, mask)
+    with torch.inference_mode():
+        source, destination = source_indices.long(), destination_indices.long()
+        mask = within(source, pool.num_slots) & within(destination, pool.num_slots)
+        for state in _by_slot(pool):
+            found = state[torch.where(mask, source, 0), torch.zeros_like(source)]
+            masked_write(state, destination, torch.zeros_like(destination), found, mask)
 
 
 def _by_slot(pool: StatePool) -> list[Tensor]:

@@ -8,7 +8,14 @@ from torch import Tensor
 from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.torch_ops.rows import masked_write, read_history, virtual_rows, window_rows
+from hwbackends.torch_ops.rows import (
+    masked_write,
+    new_output,
+    read_history,
+    virtual_rows,
+    window_rows,
+    within,
+)
 
 
 def conv_decode(
@@ -23,6 +30,21 @@ def conv_decode(
 ) -> Tensor:
     """One token per request; the slot becomes win_b(1). See `hookspecs.conv_decode`."""
     checks.conv("conv_decode", x, weight, bias, state, metadata, activation, out)
+    with torch.inference_mode():
+        return decode(x, weight, bias, state, metadata, activation, residual, out)
+
+
+def decode(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None,
+    residual: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """`conv_decode` over arguments that were checked."""
     step = _Step(x, state, metadata, tokens=1)
     y = step.convolve(weight, bias, activation, residual, out)
     if state.layout == "lazy":
@@ -46,15 +68,16 @@ def conv_extend(
 ) -> Tensor:
     """Packed requests of any length; the slot becomes win_b(T_b). See `hookspecs.conv_extend`."""
     checks.conv("conv_extend", x, weight, bias, state, metadata, activation, out)
-    step = _Step(x, state, metadata, tokens=None)
-    y = step.convolve(weight, bias, activation, residual, out)
-    lengths = (metadata.query_start_loc[1:] - metadata.query_start_loc[:-1]).long()
-    rewritten = ~metadata.has_initial_state | (metadata.source_indices != metadata.cache_indices)
-    fresh = step.fresh_rows(lengths) | rewritten[:, None]
-    step.write_window(lengths, fresh & (lengths > 0)[:, None])
-    if metadata.tracks:
-        step.write_track()
-    return y
+    with torch.inference_mode():
+        step = _Step(x, state, metadata, tokens=None)
+        y = step.convolve(weight, bias, activation, residual, out)
+        lengths = step.lengths
+        rewritten = ~metadata.has_initial_state | (metadata.source_indices != metadata.cache_indices)
+        fresh = step.fresh_rows(lengths) | rewritten[:, None]
+        step.write_window(lengths, fresh & (lengths > 0)[:, None])
+        if metadata.tracks:
+            step.write_track()
+        return y
 
 
 def conv_target_verify(
@@ -69,6 +92,21 @@ def conv_target_verify(
 ) -> Tensor:
     """N drafts per request; the committed state stays. See `hookspecs.conv_target_verify`."""
     checks.conv("conv_target_verify", x, weight, bias, state, metadata, activation, out)
+    with torch.inference_mode():
+        return target_verify(x, weight, bias, state, metadata, activation, residual, out)
+
+
+def target_verify(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvState,
+    metadata: StepMetadata,
+    activation: str | None,
+    residual: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """`conv_target_verify` over arguments that were checked."""
     step = _Step(x, state, metadata, tokens=metadata.draft_token_num)
     y = step.convolve(weight, bias, activation, residual, out)
     if state.layout == "window":
@@ -92,18 +130,19 @@ def conv_draft_extend(
 ) -> Tensor:
     """N drafts per request; the slot becomes win_b(num_accept_tokens[b]). See `hookspecs.conv_draft_extend`."""
     checks.conv("conv_draft_extend", x, weight, bias, state, metadata, activation, out)
-    step = _Step(x, state, metadata, tokens=metadata.draft_token_num)
-    step.live = step.live & (metadata.num_accept_tokens >= 0)
-    y = step.convolve(weight, bias, activation, residual, out)
-    accepted = metadata.num_accept_tokens.clamp(0, metadata.draft_token_num).long()
-    if state.layout == "ring":
-        step.write_ring_drafts()
-        step.write_window(accepted, ~metadata.has_initial_state[:, None] & ~step.fresh_rows(accepted))
-    else:
-        step.write_window(accepted, step.all_rows())
-    if metadata.tracks:
-        step.write_track()
-    return y
+    with torch.inference_mode():
+        step = _Step(x, state, metadata, tokens=metadata.draft_token_num)
+        step.live = step.live & (metadata.num_accept_tokens >= 0)
+        y = step.convolve(weight, bias, activation, residual, out)
+        accepted = metadata.num_accept_tokens.clamp(0, metadata.draft_token_num).long()
+        if state.layout == "ring":
+            step.write_ring_drafts()
+            step.write_window(accepted, ~metadata.has_initial_state[:, None] & ~step.fresh_rows(accepted))
+        else:
+            step.write_window(accepted, step.all_rows())
+        if metadata.tracks:
+            step.write_track()
+        return y
 
 
 class _Step:
@@ -112,9 +151,10 @@ class _Step:
     def __init__(self, x: Tensor, state: ConvState, metadata: StepMetadata, tokens: int | None) -> None:
         self.x, self.state, self.metadata, self.tokens = x, state, metadata, tokens
         self.slots = metadata.cache_indices.long()
-        self.live = self.slots > 0
+        self.live = within(self.slots, state.slots)
         self.history = read_history(state, metadata)
-        self.starts = metadata.query_start_loc[:-1]
+        offsets = metadata.query_start_loc.long().clamp(0, metadata.num_tokens)
+        self.starts, self.lengths = offsets[:-1], (offsets[1:] - offsets[:-1]).clamp(min=0)
         self.requests = torch.arange(metadata.num_reqs, device=x.device)
 
     def tensor_of(self, value: int) -> Tensor:
@@ -129,7 +169,7 @@ class _Step:
         The sum starts with the newest row's product and goes back in time, in every phase, so that a token's bits do
         not depend on the phase, the chunk or the batch that it is computed in.
         """
-        out = torch.empty_like(self.x, memory_format=torch.contiguous_format) if out is None else out
+        out = new_output(self.x) if out is None else out
         if not self.x.shape[0] or not self.metadata.num_reqs:
             return out.zero_()
         owner, index, live = self._token_owners()
@@ -153,8 +193,6 @@ class _Step:
     def _token_owners(self) -> tuple[Tensor, Tensor, Tensor]:
         """For each row of x: its request, its index within the request, and whether it is live."""
         token = torch.arange(self.x.shape[0], device=self.x.device)
-        if not self.metadata.num_reqs:
-            return token * 0, token * 0, token < 0
         if self.tokens is None:
             owner = self.metadata.seq_idx.long()
             owner = torch.nn.functional.pad(owner, (0, max(0, len(token) - len(owner))), value=-1)[: len(token)]
@@ -163,7 +201,7 @@ class _Step:
             owner = torch.where(owner < self.metadata.num_reqs, owner, torch.full_like(owner, -1))
         known = owner >= 0
         owner = owner.clamp(min=0)
-        return owner, token - self.starts.long()[owner], known & self.live[owner]
+        return owner, token - self.starts[owner], known & self.live[owner]
 
     def window(self, taken: Tensor) -> Tensor:
         """win_b(k) = v_b[k : k + S] for k = `taken` [B]; returns [B, S, D]."""
@@ -190,7 +228,7 @@ class _Step:
         """win_b(mamba_track_tokens) into the track slot: all S rows, zeros included."""
         taken = self.metadata.mamba_track_tokens.long()
         target = self.metadata.mamba_track_indices.long()
-        wanted = self.live & (target > 0) & (taken >= 0)
+        wanted = self.live & within(target, self.state.slots) & (taken >= 0)
         self._store(target, taken.clamp(min=0), wanted[:, None].expand(-1, self.state.history))
 
     def _store(self, slots: Tensor, taken: Tensor, mask: Tensor) -> None:
@@ -213,7 +251,8 @@ class _Step:
         assert self.state.draft_rows is not None
         index = self.metadata.draft_indices.long()
         offsets, rows = self._drafts(0)
-        mask = (self.live & (index >= 0))[:, None].expand_as(offsets)
+        known = (index >= 0) & (index < self.state.draft_rows.shape[0])
+        mask = (self.live & known)[:, None].expand_as(offsets)
         masked_write(self.state.draft_rows, index[:, None], offsets, rows, mask)
 
     def write_ring_drafts(self) -> None:

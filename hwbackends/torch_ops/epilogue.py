@@ -8,7 +8,8 @@ from torch import Tensor
 from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
-from hwbackends.torch_ops.conv import conv_decode, conv_target_verify
+from hwbackends.torch_ops.conv import decode, target_verify
+from hwbackends.torch_ops.rows import new_output, within
 
 
 def fused_decode_add_rmsnorm(
@@ -25,9 +26,11 @@ def fused_decode_add_rmsnorm(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `hookspecs.fused_decode_add_rmsnorm`."""
-    checks.epilogue("fused_decode_add_rmsnorm", x, residual_stream, norm_weight, out)
-    y = conv_decode(x, weight, bias, state, metadata, activation, residual)
-    return _add_rmsnorm(y, metadata, 1, residual_stream, norm_weight, eps, out)
+    call = (x, weight, bias, state, metadata)
+    checks.fused("fused_decode_add_rmsnorm", *call, residual_stream, norm_weight, eps, activation, out)
+    with torch.inference_mode():
+        y = decode(*call, activation, residual, None)
+        return _add_rmsnorm(y, state, metadata, 1, residual_stream, norm_weight, eps, out)
 
 
 def fused_target_verify_add_rmsnorm(
@@ -44,13 +47,16 @@ def fused_target_verify_add_rmsnorm(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `hookspecs.fused_target_verify_add_rmsnorm`."""
-    checks.epilogue("fused_target_verify_add_rmsnorm", x, residual_stream, norm_weight, out)
-    y = conv_target_verify(x, weight, bias, state, metadata, activation, residual)
-    return _add_rmsnorm(y, metadata, metadata.draft_token_num, residual_stream, norm_weight, eps, out)
+    call = (x, weight, bias, state, metadata)
+    checks.fused("fused_target_verify_add_rmsnorm", *call, residual_stream, norm_weight, eps, activation, out)
+    with torch.inference_mode():
+        y = target_verify(*call, activation, residual, None)
+        return _add_rmsnorm(y, state, metadata, metadata.draft_token_num, residual_stream, norm_weight, eps, out)
 
 
 def _add_rmsnorm(
     y: Tensor,
+    state: ConvState,
     metadata: StepMetadata,
     tokens: int,
     residual_stream: Tensor,
@@ -63,12 +69,12 @@ def _add_rmsnorm(
     h stays in float32 (float64 for float64) until each of the two stores.
     """
     compute = torch.float64 if y.dtype == torch.float64 else torch.float32
-    live = (metadata.cache_indices > 0).repeat_interleave(tokens, output_size=metadata.num_reqs * tokens)
+    live = within(metadata.cache_indices, state.slots).repeat_interleave(tokens, output_size=metadata.num_reqs * tokens)
     live = torch.nn.functional.pad(live, (0, y.shape[0] - len(live)), value=False)[:, None]
     h = residual_stream.to(compute) + y.to(compute)
     scale = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     normed = h * scale * norm_weight.to(compute)
     residual_stream.copy_(torch.where(live, h.to(y.dtype), residual_stream))
-    out = torch.empty_like(y) if out is None else out
+    out = new_output(y) if out is None else out
     out.copy_(torch.where(live, normed, torch.zeros((), dtype=compute, device=y.device)))
     return out

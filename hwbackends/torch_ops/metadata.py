@@ -5,87 +5,99 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hwbackends.conv.layouts import history_rows
 from hwbackends.step import checks
-from hwbackends.step.batch import StepBatch
-from hwbackends.step.metadata import PADDED, StepMetadata
+from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.metadata import LAST_POSITION, PADDED, StepMetadata
 from hwbackends.step.pool import StatePool
+from hwbackends.torch_ops.rows import within
 
 
 def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, lengths and track slots of a decode step. See `hookspecs.prepare_decode_metadata`."""
     checks.prepare("prepare_decode_metadata", batch, pool, out)
-    live = _write_common(batch, pool, out, tokens=1)
-    out.has_initial_state.copy_(live)
-    one = torch.ones_like(out.mamba_track_tokens)
-    _write_track(batch, pool, out, live, one)
+    with torch.inference_mode():
+        live = _write_common(batch, pool, out, tokens=1)
+        out.has_initial_state.copy_(live)
+        one = torch.ones_like(out.mamba_track_tokens)
+        _write_track(batch, pool, out, live, one)
 
 
 def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Offsets, owners, prefix flags and track windows of an extend step. See `hookspecs.prepare_extend_metadata`."""
     checks.prepare("prepare_extend_metadata", batch, pool, out)
-    live = _write_common(batch, pool, out, tokens=None)
-    lengths = out.query_start_loc[1:] - out.query_start_loc[:-1]
-    given = batch.has_initial_state
-    out.has_initial_state.copy_(live & (given if given is not None else out.computed_lens > 0))
-    token = torch.arange(out.num_tokens, device=lengths.device, dtype=torch.int32)
-    owner = torch.searchsorted(out.query_start_loc[1:].contiguous(), token, right=True, out_int32=True)
-    out.seq_idx.copy_(torch.where(token < out.query_start_loc[-1], owner, PADDED))
-    taken = torch.full_like(lengths, PADDED)
-    if batch.mamba_track_seqlens is not None:
-        wanted = batch.mamba_track_seqlens
-        interval = pool.track_interval
-        aligned = torch.div(wanted - out.computed_lens, interval, rounding_mode="floor") * interval
-        inside = (wanted >= 0) & (aligned >= 0) & (aligned <= lengths)
-        taken = torch.where(inside, aligned, PADDED)
-    _write_track(batch, pool, out, live, taken)
+    with torch.inference_mode():
+        live = _write_common(batch, pool, out, tokens=None)
+        lengths = out.query_start_loc[1:] - out.query_start_loc[:-1]
+        given = batch.has_initial_state
+        out.has_initial_state.copy_(live & (given if given is not None else out.computed_lens > 0))
+        token = torch.arange(out.num_tokens, device=lengths.device, dtype=torch.int32)
+        owner = torch.searchsorted(out.query_start_loc[1:].contiguous(), token, right=True, out_int32=True)
+        out.seq_idx.copy_(torch.where(token < out.query_start_loc[-1], owner, PADDED))
+        taken = torch.full_like(lengths, PADDED)
+        if batch.mamba_track_seqlens is not None:
+            wanted = batch.mamba_track_seqlens
+            interval = pool.track_interval
+            aligned = torch.div(wanted - out.computed_lens, interval, rounding_mode="floor") * interval
+            inside = (wanted >= 0) & (aligned >= 0) & (aligned <= lengths)
+            taken = torch.where(inside, aligned, PADDED)
+        _write_track(batch, pool, out, live, taken)
 
 
 def prepare_target_verify_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, request rows and lengths of a verify step. See `hookspecs.prepare_target_verify_metadata`."""
     checks.prepare("prepare_target_verify_metadata", batch, pool, out)
-    live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
-    out.has_initial_state.copy_(live)
-    out.mamba_track_indices.fill_(PADDED)
-    out.mamba_track_tokens.fill_(PADDED)
+    with torch.inference_mode():
+        live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
+        out.has_initial_state.copy_(live)
+        out.mamba_track_indices.fill_(PADDED)
+        out.mamba_track_tokens.fill_(PADDED)
 
 
 def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """As verify, with accepted counts and track windows. See `hookspecs.prepare_draft_extend_metadata`."""
     checks.prepare("prepare_draft_extend_metadata", batch, pool, out)
-    assert batch.num_accept_tokens is not None
-    live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
-    accepted = torch.where(live, batch.num_accept_tokens.clamp(max=batch.draft_token_num), PADDED)
-    out.num_accept_tokens.copy_(accepted)
-    out.has_initial_state.copy_(live if batch.has_initial_state is None else live & batch.has_initial_state)
-    interval = pool.track_interval
-    before = out.computed_lens.long()
-    after = before + accepted
-    boundary = torch.div(after, interval, rounding_mode="floor")
-    crossed = boundary != torch.div(before, interval, rounding_mode="floor")
-    _write_track(batch, pool, out, live, torch.where(crossed, boundary * interval - before, PADDED))
+    with torch.inference_mode():
+        assert batch.num_accept_tokens is not None
+        live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
+        accepted = torch.where(live, batch.num_accept_tokens.clamp(max=batch.draft_token_num), PADDED)
+        out.num_accept_tokens.copy_(accepted)
+        out.has_initial_state.copy_(live if batch.has_initial_state is None else live & batch.has_initial_state)
+        interval = pool.track_interval
+        before = out.computed_lens.long()
+        after = before + accepted
+        boundary = torch.div(after, interval, rounding_mode="floor")
+        crossed = boundary != torch.div(before, interval, rounding_mode="floor")
+        _write_track(batch, pool, out, live, torch.where(crossed, boundary * interval - before, PADDED))
 
 
 def _write_common(batch: StepBatch, pool: StatePool, out: StepMetadata, tokens: int | None) -> Tensor:
     """Slots, sources, draft rows, lengths and offsets; returns the live rows [B] bool."""
-    row = torch.arange(batch.padded_reqs, device=pool.device)
-    counted = row < batch.num_reqs
-    if batch.num_reqs_device is not None:
-        counted = counted & (row < batch.num_reqs_device)
+    counted = _counted(batch, pool)
     requests = batch.req_pool_indices
-    live = counted & (requests >= 0)
-    if batch.num_accept_tokens is not None and tokens is not None:
+    live = counted & (requests >= 0) & (requests < pool.request_rows)
+    if batch.forward_mode is ForwardMode.DRAFT_EXTEND and batch.num_accept_tokens is not None:
         live = live & (batch.num_accept_tokens >= 0)
     slots = _slots(batch, pool, requests, live)
-    live = live & (slots > 0)
+    live = live & within(slots, pool.num_slots)
     out.cache_indices.copy_(torch.where(live, slots, PADDED))
     out.source_indices.copy_(_sources(batch, pool, out.cache_indices, live))
     out.draft_indices.copy_(torch.where(live, requests, PADDED))
-    out.computed_lens.copy_(torch.where(live, _computed_lens(batch, out, tokens), 0))
+    computed = _computed_lens(batch, out, tokens).long().clamp(0, LAST_POSITION)
+    out.computed_lens.copy_(torch.where(live, computed, 0))
     _write_offsets(batch, out, tokens, counted)
     out.history_offset.zero_()
     if pool.layout == "lazy" and batch.num_accepted_tokens is not None:
-        out.history_offset.copy_(torch.where(live, batch.num_accepted_tokens - 1, 0).clamp(min=0))
+        offset = (batch.num_accepted_tokens.long() - 1).clamp(0, pool.rows - history_rows(pool.width))
+        out.history_offset.copy_(torch.where(live, offset, 0))
     return live
+
+
+def _counted(batch: StepBatch, pool: StatePool) -> Tensor:
+    """Rows before the live count [B] bool; none in an idle step."""
+    row = torch.arange(batch.padded_reqs, device=pool.device)
+    counted = row < (0 if batch.forward_mode is ForwardMode.IDLE else batch.num_reqs)
+    return counted if batch.num_reqs_device is None else counted & (row < batch.num_reqs_device)
 
 
 def _slots(batch: StepBatch, pool: StatePool, requests: Tensor, live: Tensor) -> Tensor:
@@ -97,9 +109,12 @@ def _slots(batch: StepBatch, pool: StatePool, requests: Tensor, live: Tensor) ->
 
 
 def translate(pool: StatePool, slots: Tensor) -> Tensor:
-    """Virtual to physical slots through the pool's table; entry 0 is 0, so padding stays padding."""
+    """Virtual to physical slots through the pool's table; what is not positive or behind its end is padding."""
     table = pool.mamba_v2p_table
-    return slots if table is None else table[slots.clamp(min=0).long()]
+    if table is None:
+        return slots
+    known = within(slots, table.shape[0])
+    return torch.where(known, table[torch.where(known, slots, 0).long()], PADDED)
 
 
 def _sources(batch: StepBatch, pool: StatePool, slots: Tensor, live: Tensor) -> Tensor:
@@ -107,7 +122,7 @@ def _sources(batch: StepBatch, pool: StatePool, slots: Tensor, live: Tensor) -> 
         return slots
     given = torch.where(live, batch.source_indices, PADDED)
     found = given if batch.cache_indices is not None else translate(pool, given)
-    return torch.where(found > 0, found, slots)
+    return torch.where(within(found, pool.num_slots), found, slots)
 
 
 def _computed_lens(batch: StepBatch, out: StepMetadata, tokens: int | None) -> Tensor:
@@ -119,7 +134,7 @@ def _computed_lens(batch: StepBatch, out: StepMetadata, tokens: int | None) -> T
         return batch.extend_prefix_lens
     if batch.seq_lens is None:
         return torch.zeros_like(out.computed_lens)
-    return batch.seq_lens - tokens
+    return batch.seq_lens.long() - tokens
 
 
 def _write_offsets(batch: StepBatch, out: StepMetadata, tokens: int | None, counted: Tensor) -> None:
@@ -128,9 +143,9 @@ def _write_offsets(batch: StepBatch, out: StepMetadata, tokens: int | None, coun
         out.query_start_loc.copy_(torch.arange(count, device=counted.device, dtype=torch.int32) * tokens)
         return
     assert batch.extend_seq_lens is not None
-    lengths = torch.where(counted, batch.extend_seq_lens, 0).clamp(min=0)
+    lengths = torch.where(counted, batch.extend_seq_lens, 0).long().clamp(min=0)
     out.query_start_loc[0].zero_()
-    out.query_start_loc[1:].copy_(lengths.cumsum(0))
+    out.query_start_loc[1:].copy_(lengths.cumsum(0).clamp(max=out.num_tokens))
 
 
 def _write_track(batch: StepBatch, pool: StatePool, out: StepMetadata, live: Tensor, taken: Tensor) -> None:
@@ -142,6 +157,6 @@ def _write_track(batch: StepBatch, pool: StatePool, out: StepMetadata, live: Ten
     wanted = live & batch.mamba_track_mask & (taken >= 0)
     given = torch.where(wanted, batch.mamba_track_indices, PADDED)
     slots = given if batch.cache_indices is not None else translate(pool, given)
-    wanted = wanted & (slots > 0)
+    wanted = wanted & within(slots, pool.num_slots)
     out.mamba_track_indices.copy_(torch.where(wanted, slots, PADDED))
     out.mamba_track_tokens.copy_(torch.where(wanted, taken, PADDED))

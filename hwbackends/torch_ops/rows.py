@@ -10,6 +10,17 @@ from hwbackends.conv.state import ConvState
 from hwbackends.step.metadata import StepMetadata
 
 
+def new_output(x: Tensor) -> Tensor:
+    """An output like x that its caller may change in place: no inference tensor, no gradient."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def within(indices: Tensor, count: int) -> Tensor:
+    """Which slots, or rows, are there: positive and below `count`. Whatever is not is padding."""
+    return (indices > 0) & (indices < count)
+
+
 def window_rows(layout: Layout, rows: int, history: int, end: Tensor) -> Tensor:
     """Row numbers that hold the window which ends before absolute position `end`.
 
@@ -28,7 +39,7 @@ def window_rows(layout: Layout, rows: int, history: int, end: Tensor) -> Tensor:
 
 
 def read_history(state: ConvState, metadata: StepMetadata) -> Tensor:
-    """The S rows before the step: the source slot's rows, or zeros where there is no initial state.
+    """The S rows before the step: the source slot's rows, or zeros where there is no initial state or no such slot.
 
     On the ring, positions below 0 are zeros as well. Selected, never multiplied: a dirty slot may hold NaN.
 
@@ -37,15 +48,15 @@ def read_history(state: ConvState, metadata: StepMetadata) -> Tensor:
     """
     source = metadata.source_indices.long()
     computed = metadata.computed_lens
+    source = torch.where(within(source, state.slots), source, 0)
     valid = (metadata.has_initial_state & (source > 0))[:, None]
     rows = window_rows(state.layout, state.rows, state.history, computed)
     if state.layout == "ring":
         positions = computed[:, None] - state.history + torch.arange(state.history, device=computed.device)
         valid = valid & (positions >= 0)
     elif state.layout == "lazy":
-        rows = rows + metadata.history_offset[:, None]
-    rows = rows.clamp(0, state.rows - 1)
-    found = state.tensor[source.clamp(min=0)[:, None], rows]
+        rows = rows + metadata.history_offset.clamp(0, state.rows - state.history)[:, None]
+    found = state.tensor[source[:, None], rows]
     return torch.where(valid[..., None], found, torch.zeros((), dtype=found.dtype, device=found.device))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -38,19 +39,23 @@ def commit(
         req_pool_indices, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, computed_lens,
         draft_indices,
     )  # fmt: skip
-    key = (COMMIT, *(None if t is None else (t.dtype, t.shape, t.get_device(), t.is_contiguous()) for t in given))
-    plans = pool.cache.get(key)
-    if not isinstance(plans, list):
+    try:
+        key = (COMMIT, *(None if t is None else (t.dtype, t.shape, t.get_device(), t.is_contiguous()) for t in given))
+        plans, held = _planned(pool, key), _held(pool)
+    except (AttributeError, TypeError):
         checks.commit(pool, *given)
-        plans = pool.cache[key] = _commit_plans(traits_of(pool.device), pool, *given)
-    if not plans:
+        raise
+    if plans.held != held:
+        checks.commit(pool, *given)
+        plans = pool.cache[key] = Plans(held, _commit_plans(traits_of(pool.device), pool, *given))
+    if not plans.launches:
         return
     requests, steps, track, track_steps, lengths, drafts = (
         req_pool_indices if t is None else t.contiguous() for t in given
     )
-    table = req_pool_indices if pool.mamba_v2p_table is None else pool.mamba_v2p_table
+    table = req_pool_indices if pool.mamba_v2p_table is None else pool.mamba_v2p_table.contiguous()
     tensors = (requests, pool.mamba_index_mapping.contiguous(), table, steps, drafts, track, track_steps, lengths)
-    for launch, storages in plans:
+    for launch, storages in plans.launches:
         launch([*storages, *tensors])
         changed(launch)
 
@@ -61,7 +66,30 @@ def changed(launch: Launch) -> None:
         launch.traits.dependents.note_change()
 
 
-Plans = list[tuple[Launch, tuple[Tensor, ...]]]
+Launches = list[tuple[Launch, tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """Launches over the tensors of a pool, and what tells that the pool still has these tensors."""
+
+    held: tuple[object, ...]
+    launches: Launches
+
+
+_NOTHING = Plans((), [])
+
+
+def _planned(pool: StatePool, key: object) -> Plans:
+    found = pool.cache.get(key)
+    return found if isinstance(found, Plans) else _NOTHING
+
+
+def _held(pool: StatePool) -> tuple[object, ...]:
+    """Addresses and extents of what a pool holds: an engine may have replaced any of it."""
+    tensors = [*pool.storages(), *pool.draft_storages(), pool.ssm_state, pool.intermediate_ssm, pool.mamba_v2p_table]
+    told = tuple(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in tensors)
+    return (pool.mamba_index_mapping.shape, pool.mamba_index_mapping.dtype, *told)
 
 
 def _commit_plans(
@@ -73,14 +101,15 @@ def _commit_plans(
     track_steps: Tensor | None,
     lengths: Tensor | None,
     drafts: Tensor | None,
-) -> Plans:
+) -> Launches:
     tracks = track is not None and track_steps is not None
     window = pool.layout == "window"
     conv = window or tracks
     ssm = pool.ssm_state is not None
     storages = pool.storages() if conv else pool.storages()[:1]
     saved = pool.draft_storages() if window else storages
-    plans: Plans = []
+    plans: Launches = []
+    extents = (pool.request_rows, 0 if pool.mamba_v2p_table is None else pool.mamba_v2p_table.shape[0], pool.num_slots)
     for index, (state, rows) in enumerate(zip(storages, saved, strict=True)):
         with_ssm = ssm and index == 0
         if not conv and not with_ssm:
@@ -91,7 +120,10 @@ def _commit_plans(
         options["BLOCK"] = block
         blocks = (cdiv(options["D"], block) if conv else 0) + (cdiv(options["E"], block) if with_ssm else 0)
         constants = ordered(commit_kernel, options)
-        launch = Launch(traits, commit_kernel, blocks * pool.num_layers * requests.shape[0], [], constants, warps)
+        middle_rows = 0 if pool.intermediate_ssm is None else pool.intermediate_ssm.shape[1]
+        scalars = [*extents, rows.shape[1] if window else 0, middle_rows]
+        grid = blocks * pool.num_layers * requests.shape[0]
+        launch = Launch(traits, commit_kernel, grid, scalars, constants, warps)
         main = pool.ssm_state if with_ssm and pool.ssm_state is not None else state
         middle = pool.intermediate_ssm if with_ssm and pool.intermediate_ssm is not None else state
         plans.append((launch, (state, rows, main, middle)))
@@ -145,11 +177,12 @@ def copy(traits_of: TraitsOf, pool: StatePool, source_indices: Tensor, destinati
 
 def _move(traits_of: TraitsOf, pool: StatePool, source: Tensor, destination: Tensor, clear: bool) -> None:
     key = ("move", clear, source.shape, source.dtype, destination.dtype)
-    plans = pool.cache.get(key)
-    if not isinstance(plans, list):
+    plans, held = _planned(pool, key), _held(pool)
+    if plans.held != held:
         traits, count = traits_of(pool.device), source.shape[0]
-        plans = pool.cache[key] = [_move_plan(traits, state, count, clear) for state in _slot_tensors(pool)]
-    for launch, state in plans:
+        plans = Plans(held, [_move_plan(traits, state, count, clear) for state in _slot_tensors(pool)])
+        pool.cache[key] = plans
+    for launch, (state,) in plans.launches:
         launch([state, source.contiguous(), destination.contiguous()])
         changed(launch)
 
@@ -163,10 +196,10 @@ def _slot_tensors(pool: StatePool) -> list[Tensor]:
     return tensors
 
 
-def _move_plan(traits: Traits, state: Tensor, count: int, clear: bool) -> tuple[Launch, Tensor]:
-    layers, _, rows, inner = state.shape
+def _move_plan(traits: Traits, state: Tensor, count: int, clear: bool) -> tuple[Launch, tuple[Tensor]]:
+    layers, slots, rows, inner = state.shape
     strides = dict(zip(("SL", "SS", "SR", "SD"), _strides(state), strict=True))
     block, warps = traits.tuning.commit(rows * inner)
     options = {"ENTRY": rows * inner, "INNER": inner, **strides, "LAYERS": layers, "CLEAR": clear, "BLOCK": block}
     grid = cdiv(rows * inner, block) * layers * count
-    return Launch(traits, copy_slots_kernel, grid, [], options, warps), state
+    return Launch(traits, copy_slots_kernel, grid, [slots], options, warps), (state,)

@@ -32,10 +32,17 @@ def run(
     out: Tensor | None,
 ) -> Tensor:
     """A conv hook of every phase but extend, by its name. See `hookspecs`."""
-    plan = metadata.cache.get(state)
-    if type(plan) is ConvPlan and plan.hook == hook and plan.serves(x, weight, bias, activation, residual, out):
-        return plan(x, weight, bias, out)
-    return _plan(hook, traits_of, x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
+    try:
+        plan = metadata.cache.get(state)
+        if type(plan) is ConvPlan and plan.hook == hook:
+            done = plan(x, weight, bias, activation, residual, out)
+            if done is not None:
+                return done
+    except NOT_ARGUMENTS:
+        checks.conv(hook, x, weight, bias, state, metadata, activation, out)
+        raise
+    plan = _plan(hook, traits_of, x, weight, bias, state, metadata, activation, residual, out)
+    return plan.launched(x, weight, bias, out)
 
 
 def run_extend(
@@ -51,63 +58,121 @@ def run_extend(
     out: Tensor | None,
 ) -> Tensor:
     """The conv hook of extend. See `hookspecs.conv_extend`."""
-    plan = state.cache.get(hook)
-    if type(plan) is ConvPlan and plan.metadata is metadata and plan.serves(x, weight, bias, activation, residual, out):
-        return plan(x, weight, bias, out)
-    return _plan(hook, traits_of, x, weight, bias, state, metadata, activation, residual, out)(x, weight, bias, out)
+    try:
+        plan = state.cache.get(hook)
+        if type(plan) is ConvPlan and plan.metadata is metadata:
+            done = plan(x, weight, bias, activation, residual, out)
+            if done is not None:
+                return done
+    except NOT_ARGUMENTS:
+        checks.conv(hook, x, weight, bias, state, metadata, activation, out)
+        raise
+    plan = _plan(hook, traits_of, x, weight, bias, state, metadata, activation, residual, out)
+    return plan.launched(x, weight, bias, out)
+
+
+NOT_ARGUMENTS = (AttributeError, TypeError)
+"""What a look at something that is no argument of the contract raises, None among them: the checks then name it."""
 
 
 class Call:
     """What a launch plan fixes of a conv call, and how it tells that another call is of the same kind: by everything
-    but the addresses of x and out."""
+    but the addresses of x and out. Weights and bias are told by address and strides, never by identity alone: their
+    memory may have been swapped underneath.
+
+    Args:
+        x, weight, bias, activation, residual, out: the planned call.
+        state: its state; x and out may lie anywhere but in it.
+    """
 
     __slots__ = (
-        "activation", "bias", "bias_form", "dense", "device", "dtype", "out_strides", "residual", "shape", "strides",
-        "weight", "weight_form",
+        "activation", "apart", "at_weight", "bias", "dense", "device", "dtype", "out_span", "out_strides", "read",
+        "residual", "shape", "state_from", "state_to", "strides", "weight", "weight_strides", "x_span",
     )  # fmt: skip
 
     def __init__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        residual: bool,
+        out: Tensor | None,
+        state: ConvState,
     ) -> None:
         self.dtype, self.shape, self.strides, self.device = x.dtype, x.shape, x.stride(), x.get_device()
         self.dense = x.is_contiguous()
-        self.weight, self.weight_form = weight, _form(weight)
-        self.bias, self.bias_form = bias, _form(bias)
+        self.weight, self.at_weight, self.weight_strides = weight, weight.data_ptr(), weight.stride()
+        self.bias = None if bias is None else (bias.data_ptr(), *_form(bias))
         self.activation, self.residual = activation, residual
         self.out_strides = None if out is None else out.stride()
+        self.x_span = spanned(x)
+        self.read = [(tensor.data_ptr(), spanned(tensor)) for tensor in (weight, bias) if tensor is not None]
+        self.out_span = 0 if out is None else spanned(out)
+        self.apart = 0 if out is None else out.data_ptr() - x.data_ptr()
+        reach = max(self.x_span, self.out_span)
+        lows, highs = zip(*_ranges(state), strict=True)
+        self.state_from, self.state_to = min(lows) - reach, max(highs)
 
     def serves(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
     ) -> bool:
-        """Whether the plan fits a call."""
+        """Whether the plan fits a call. Memory that might be shared sends the call back to the checks."""
         return (
             x.shape == self.shape
             and x.dtype is self.dtype
             and (x.is_contiguous() if self.dense else x.stride() == self.strides)
             and x.get_device() == self.device
-            and (weight is self.weight or _form(weight) == self.weight_form)
-            and (bias is self.bias or _form(bias) == self.bias_form)
+            and weight.data_ptr() == self.at_weight
+            and weight.stride() == self.weight_strides
+            and (weight is self.weight or _form(weight) == _form(self.weight))
+            and (bias is None if self.bias is None else bias is not None and self._same_bias(bias))
             and activation == self.activation
             and residual is self.residual
-            and (out is None if self.out_strides is None else self._same_out(out))
+            and not self.state_from < x.data_ptr() < self.state_to
+            and (out is None if self.out_strides is None else out is not None and self._same_out(x, out))
         )
 
-    def _same_out(self, out: Tensor | None) -> bool:
-        return (
-            out is not None
-            and out.stride() == self.out_strides
+    def _same_bias(self, bias: Tensor) -> bool:
+        return (bias.data_ptr(), *_form(bias)) == self.bias
+
+    def _same_out(self, x: Tensor, out: Tensor) -> bool:
+        at = out.data_ptr()
+        between = at - x.data_ptr()
+        return self.alone(at, self.out_span) and (
+            out.stride() == self.out_strides
             and out.shape == self.shape
             and out.dtype is self.dtype
             and out.get_device() == self.device
+            and (between == self.apart or not -self.out_span < between < self.x_span)
         )
+
+    def alone(self, at: int, span: int) -> bool:
+        """Whether memory of `span` bytes at an address surely holds nothing of the state, the weights and the bias."""
+        for other, reach in self.read:
+            if -span < at - other < reach:
+                return False
+        return not self.state_from < at < self.state_to
 
     def output(self, x: Tensor) -> Tensor:
         """A new output."""
         return torch.empty_like(x) if self.dense else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _form(tensor: Tensor | None) -> tuple[object, ...] | None:
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+
+
+def spanned(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last one."""
+    steps = sum(stride * (extent - 1) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent)
+    return (steps + 1) * tensor.element_size()
+
+
+def _ranges(state: ConvState) -> list[tuple[int, int]]:
+    """Addresses of the state and of its draft rows."""
+    tensors = [state.tensor] if state.draft_rows is None else [state.tensor, state.draft_rows]
+    return [(tensor.data_ptr(), tensor.data_ptr() + spanned(tensor)) for tensor in tensors]
 
 
 class ConvPlan(Call):
@@ -129,8 +194,16 @@ class ConvPlan(Call):
         self.launch, self.span = launch, span
         self.copy = not _rows_contiguous(call[0])
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        """Launch; returns out, allocated if None."""
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: bool, out: Tensor | None
+    ) -> Tensor | None:
+        """Launch and return out, allocated if None; None where the plan does not fit the call."""
+        if self.serves(x, weight, bias, activation, residual, out):
+            return self.launched(x, weight, bias, out)
+        return None
+
+    def launched(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+        """Launch for a call that the plan fits; returns out, allocated if None."""
         if self.copy:
             x = x.contiguous()
         if out is None:
@@ -166,7 +239,7 @@ def _plan(
     launch = make(traits, hook, x, state, metadata, options)
     if hook == "conv_decode" and traits.fetch_ahead is not None:
         traits.fetch_ahead(launch, conv_decode_kernel, state, weight, metadata, options)
-    plan = ConvPlan(hook, (x, weight, bias, activation, residual, out), launch, span(state))
+    plan = ConvPlan(hook, (x, weight, bias, activation, residual, out, state), launch, span(state))
     if hook == "conv_extend":
         # the extents of a prefill seldom come back: one plan per state, not one per extent
         plan.metadata, state.cache[hook] = metadata, plan
@@ -247,7 +320,7 @@ def _decode(
     fixed = [state.tensor, metadata.cache_indices, positions(state, metadata), metadata.mamba_track_indices]
     constants = ordered(conv_decode_kernel, options)
     grid = rows * cdiv(state.dim, block)
-    return Launch(traits, conv_decode_kernel, grid, [metadata.num_reqs], constants, warps, fixed)
+    return Launch(traits, conv_decode_kernel, grid, [metadata.num_reqs, state.slots], constants, warps, fixed)
 
 
 def _extend(
@@ -263,7 +336,7 @@ def _extend(
         metadata.mamba_track_tokens,
     ]  # fmt: skip
     grid = (requests + cdiv(rows, tile)) * cdiv(state.dim, block)
-    scalars = [requests, rows, metadata.num_tokens]
+    scalars = [requests, rows, metadata.num_tokens, state.slots]
     return Launch(traits, conv_extend_kernel, grid, scalars, ordered(conv_extend_kernel, options), warps, fixed)
 
 
@@ -272,6 +345,11 @@ def draft_constants(state: ConvState, metadata: StepMetadata) -> dict[str, Any]:
     drafts = state.draft_rows
     strides = (0, 0, 0) if drafts is None else drafts.stride()
     return {"N": metadata.draft_token_num, "RS": strides[0], "RR": strides[1], "RD": strides[2] if state.dim > 1 else 1}
+
+
+def draft_row_count(state: ConvState) -> int:
+    """Rows of the draft buffers; 0 where there are none."""
+    return 0 if state.draft_rows is None else state.draft_rows.shape[0]
 
 
 def _draft(
@@ -290,5 +368,6 @@ def _draft(
         positions(state, metadata), metadata.draft_indices, metadata.has_initial_state, metadata.num_accept_tokens,
         metadata.mamba_track_indices, metadata.mamba_track_tokens,
     ]  # fmt: skip
-    grid, scalars = requests * cdiv(state.dim, block), [metadata.num_reqs, rows]
+    grid = requests * cdiv(state.dim, block)
+    scalars = [metadata.num_reqs, rows, state.slots, draft_row_count(state)]
     return Launch(traits, conv_draft_kernel, grid, scalars, ordered(conv_draft_kernel, options), warps, fixed)

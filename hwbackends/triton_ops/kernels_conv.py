@@ -26,6 +26,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 WINDOW = tl.constexpr(0)
 RING = tl.constexpr(1)
 LAZY = tl.constexpr(2)
+LAST_POSITION = tl.constexpr(2**31 - 33)
+"""`hwbackends.step.metadata.LAST_POSITION`: positions are 32 bits wide, and a step's rows are added to them."""
 
 
 @triton.jit
@@ -46,6 +48,28 @@ def _channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
 def _at(d, STRIDE: tl.constexpr):
     """Element offsets of channels, 64 bits wide where a stride could carry them past 32."""
     return d if STRIDE == 1 else d.to(tl.int64) * STRIDE
+
+
+@triton.jit
+def _live(slot, num_slots):
+    """Whether a slot is there: whatever else an index holds is padding, and nothing is read or written for it."""
+    return (slot > 0) & (slot < num_slots)
+
+
+@triton.jit
+def _first(positions, b, exists, S: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr):
+    """Where the history of a request begins: ring, the position of its oldest row; lazy, a row number; window, 0. Kept
+    where rows of a slot can be, whatever the metadata holds."""
+    if LAYOUT == WINDOW:
+        first = tl.full([], 0, tl.int32)
+    else:
+        first = tl.maximum(tl.load(positions + b, mask=exists, other=0), 0)
+        if LAYOUT == RING:
+            # rows of the step and of the slot are added: no sum may leave 32 bits
+            first = tl.minimum(tl.minimum(first, LAST_POSITION), 2**31 - 1 - 2 * C) - S
+        else:
+            first = tl.minimum(first, C - S)
+    return first
 
 
 @triton.jit
@@ -97,9 +121,9 @@ def _sum(rows, w, bias, START: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr,
     return acc
 
 
-@triton.jit(do_not_specialize=["num_reqs"])
+@triton.jit(do_not_specialize=["num_reqs", "num_slots"])
 def conv_decode_kernel(
-    x, weight, bias, out, state, cache_indices, positions, track_indices, num_reqs,
+    x, weight, bias, out, state, cache_indices, positions, track_indices, num_reqs, num_slots,
     D: tl.constexpr, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
@@ -116,15 +140,11 @@ def conv_decode_kernel(
     if TAIL:
         exists = b < num_reqs
         slot = tl.load(cache_indices + b, mask=exists, other=0)
-        first = tl.load(positions + b, mask=exists, other=0)
     else:
+        exists = b >= 0
         slot = tl.load(cache_indices + b)
-        first = tl.load(positions + b) if LAYOUT != WINDOW else tl.full([], 0, tl.int32)
-    if LAYOUT == RING:
-        first = first - S
-    if LAYOUT == WINDOW:
-        first = first * 0
-    live = slot > 0
+    first = _first(positions, b, exists, S, LAYOUT, C)
+    live = _live(slot, num_slots)
     w = _weights(weight, d, inside, W, SWD, SWW)
     beta = tl.load(bias + _at(d, SB), mask=inside, other=0.0) if BIAS else 0.0
     rows = ()
@@ -150,7 +170,7 @@ def conv_decode_kernel(
             at = state + _state_row(slot, new, i, LAYOUT, C, SS, SR)
             tl.store(at + _at(d, SD), rows[i + 1].to(state.dtype.element_ty), mask=alive & inside)
     if TRACK:
-        wanted = _every(track > 0, d) & inside
+        wanted = _every(_live(track, num_slots), d) & inside
         for i in tl.static_range(S):
             at = state + _state_row(track, new, i, LAYOUT, C, SS, SR)
             tl.store(at + _at(d, SD), rows[i + 1].to(state.dtype.element_ty), mask=wanted)
@@ -184,24 +204,25 @@ def _store_window(
 @triton.jit
 def _extend_head(
     x, w, beta, state, out, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
-    track_indices, track_tokens, b, d, inside,
+    track_indices, track_tokens, b, num_tokens, num_slots, d, inside,
     W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr, SX: tl.constexpr, SO: tl.constexpr,
     SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     RESIDUAL: tl.constexpr, TRACK: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One request: its first S outputs, its new window and its track window. The same program reads the history and
-    writes the slot, for its channels, so no other program can see a half-written slot."""
+    writes the slot, for its channels, so no other program can see a half-written slot. Offsets behind the step's tokens
+    are cut off there."""
     S: tl.constexpr = W - 1
     slot = tl.load(cache_indices + b)
     source = tl.load(source_indices + b)
-    start = tl.load(query_start_loc + b)
-    length = tl.load(query_start_loc + b + 1) - start
+    start = tl.minimum(tl.maximum(tl.load(query_start_loc + b), 0), num_tokens)
+    length = tl.maximum(tl.minimum(tl.load(query_start_loc + b + 1), num_tokens) - start, 0)
     has = tl.load(has_initial_state + b).to(tl.int1)
-    first = tl.load(positions + b) if LAYOUT != WINDOW else tl.full([], 0, tl.int32)
+    first = _first(positions, b, b >= 0, S, LAYOUT, C)
     if LAYOUT == RING:
-        first = first - S
-    live = slot > 0
-    ok = live & has & (source > 0)
+        first = tl.minimum(first, 2**31 - 1 - 2 * C - length)
+    live = _live(slot, num_slots)
+    ok = live & has & _live(source, num_slots)
     if TRACK:
         track = tl.load(track_indices + b)
         k = tl.load(track_tokens + b)
@@ -235,12 +256,13 @@ def _extend_head(
     _store_window(state, new, slot, live & (length > 0), begin, only_from, d, inside, S, LAYOUT, C, SS, SR, SD)
     if TRACK:
         begin = first + k if LAYOUT == RING else first * 0
-        _store_window(state, kept, track, live & (track > 0) & (k >= 0), begin, 0, d, inside, S, LAYOUT, C, SS, SR, SD)
+        wanted = live & _live(track, num_slots) & (k >= 0)
+        _store_window(state, kept, track, wanted, begin, 0, d, inside, S, LAYOUT, C, SS, SR, SD)
 
 
 @triton.jit
 def _extend_body(
-    x, w, beta, out, seq_idx, cache_indices, t, num_rows, num_tokens, d, inside,
+    x, w, beta, out, seq_idx, cache_indices, t, num_rows, num_tokens, num_slots, d, inside,
     W: tl.constexpr, SX: tl.constexpr, SO: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     RESIDUAL: tl.constexpr, PDL: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr, STREAMED: tl.constexpr,
 ):  # fmt: skip
@@ -263,7 +285,7 @@ def _extend_body(
         rows = rows + (tl.load(at, mask=_every(t + i < num_rows, d) & inside, other=0.0, eviction_policy=EVICT),)
     if (owner >= 0) & (owner == before):
         # in a branch of its own: before it, this load would hold back the loads of x until the owner has come
-        if tl.load(cache_indices + owner) > 0:
+        if _live(tl.load(cache_indices + owner), num_slots):
             for i in tl.static_range(BLOCK_T):
                 acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
                 value = acc.to(out.dtype.element_ty)
@@ -277,17 +299,17 @@ def _extend_body(
             row = t + i
             mine = tl.load(seq_idx + row, mask=row < num_tokens, other=-1)
             earlier = tl.load(seq_idx + row - S, mask=(row >= S) & (row - S < num_tokens), other=-1)
-            alive = tl.load(cache_indices + mine, mask=mine >= 0, other=0) > 0
+            alive = _live(tl.load(cache_indices + mine, mask=mine >= 0, other=0), num_slots)
             acc = _sum(rows, w, beta, i, W, ACC, BIAS, SILU, RESIDUAL)
             value = tl.where(_every(alive, d), acc, 0.0).to(out.dtype.element_ty)
             mask = _every((row < num_rows) & ((mine < 0) | (mine == earlier)), d) & inside
             tl.store(out + row.to(tl.int64) * SO + d, value, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tokens"])
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tokens", "num_slots"])
 def conv_extend_kernel(
     x, weight, bias, out, state, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
-    seq_idx, track_indices, track_tokens, num_reqs, num_rows, num_tokens,
+    seq_idx, track_indices, track_tokens, num_reqs, num_rows, num_tokens, num_slots,
     D: tl.constexpr, W: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
@@ -306,14 +328,21 @@ def conv_extend_kernel(
     if item < num_reqs:
         _extend_head(
             x, w, beta, state, out, cache_indices, source_indices, query_start_loc, has_initial_state, positions,
-            track_indices, track_tokens, item, d, inside,
+            track_indices, track_tokens, item, num_tokens, num_slots, d, inside,
             W, LAYOUT, C, SX, SO, SS, SR, SD, BIAS, SILU, RESIDUAL, TRACK, PDL, ACC,
         )  # fmt: skip
     else:
         _extend_body(
-            x, w, beta, out, seq_idx, cache_indices, (item - num_reqs) * BLOCK_T, num_rows, num_tokens, d, inside,
-            W, SX, SO, BIAS, SILU, RESIDUAL, PDL, ACC, BLOCK_T, STREAMED,
+            x, w, beta, out, seq_idx, cache_indices, (item - num_reqs) * BLOCK_T, num_rows, num_tokens, num_slots,
+            d, inside, W, SX, SO, BIAS, SILU, RESIDUAL, PDL, ACC, BLOCK_T, STREAMED,
         )  # fmt: skip
+
+
+@triton.jit
+def _draft_row(draft_indices, b, exists, num_draft_rows):
+    """Row of the draft buffers that a request saves to; -1 where there is no such row."""
+    row = tl.load(draft_indices + b, mask=exists, other=-1)
+    return tl.where(row < num_draft_rows, row, -1)
 
 
 @triton.jit
@@ -372,10 +401,10 @@ def _store_chosen(
         tl.store(state + at + _at(d, SD), rows[j].to(state.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows"])
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_slots", "num_draft_rows"])
 def conv_draft_kernel(
     x, weight, bias, out, state, drafts, cache_indices, positions, draft_indices, has_initial_state,
-    num_accept_tokens, track_indices, track_tokens, num_reqs, num_rows,
+    num_accept_tokens, track_indices, track_tokens, num_reqs, num_rows, num_slots, num_draft_rows,
     D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     RS: tl.constexpr, RR: tl.constexpr, RD: tl.constexpr, SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr,
@@ -392,15 +421,14 @@ def conv_draft_kernel(
     b = tl.program_id(0) // BLOCKS
     exists = b < num_reqs
     slot = tl.load(cache_indices + b, mask=exists, other=0)
-    first = tl.load(positions + b, mask=exists, other=0) if LAYOUT != WINDOW else tl.full([], 0, tl.int32)
-    draft_row = tl.load(draft_indices + b, mask=exists, other=-1) if LAYOUT == WINDOW else first
-    if LAYOUT == RING:
-        first = first - S
-    live = slot > 0
+    first = _first(positions, b, exists, S, LAYOUT, C)
+    draft_row = _draft_row(draft_indices, b, exists, num_draft_rows) if LAYOUT == WINDOW else first
+    live = _live(slot, num_slots)
     ok = live
     if COMMIT:
         ok = live & tl.load(has_initial_state + b, mask=exists, other=0).to(tl.int1)
-        accepted = tl.load(num_accept_tokens + b, mask=exists, other=-1)
+        accepted = tl.minimum(tl.load(num_accept_tokens + b, mask=exists, other=-1), N)
+        live = live & (accepted >= 0)
     if TRACK:
         track = tl.load(track_indices + b, mask=exists, other=0)
         k = tl.load(track_tokens + b, mask=exists, other=-1)
@@ -426,5 +454,5 @@ def conv_draft_kernel(
             write = write & (ok == 0)
         _store_chosen(state, rows, slot, write, first, accepted, d, inside, N, S, LAYOUT, C, SS, SR, SD)
     if TRACK:
-        wanted = live & (track > 0) & (k >= 0)
+        wanted = live & _live(track, num_slots) & (k >= 0)
         _store_chosen(state, rows, track, wanted, first, k, d, inside, N, S, LAYOUT, C, SS, SR, SD)

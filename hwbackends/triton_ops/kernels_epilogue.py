@@ -14,8 +14,11 @@ from hwbackends.triton_ops.kernels_conv import (
     WINDOW,
     _at,
     _channels,
+    _draft_row,
     _every,
+    _first,
     _history_row,
+    _live,
     _save_drafts,
     _state_row,
     _sum,
@@ -75,10 +78,10 @@ def _add_norm(
     tl.store(out + token.to(tl.int64) * SO + d, value.to(out.dtype.element_ty), mask=_every(exists, d) & inside)
 
 
-@triton.jit(do_not_specialize=["eps", "num_reqs", "num_rows"])
+@triton.jit(do_not_specialize=["eps", "num_reqs", "num_rows", "num_slots", "num_draft_rows"])
 def fused_add_rmsnorm_kernel(
     x, weight, bias, out, residual_stream, norm_weight, state, drafts, cache_indices, positions, draft_indices,
-    track_indices, eps, num_reqs, num_rows,
+    track_indices, eps, num_reqs, num_rows, num_slots, num_draft_rows,
     D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr, C: tl.constexpr,
     SX: tl.constexpr, SO: tl.constexpr, SH: tl.constexpr, SS: tl.constexpr, SR: tl.constexpr, SD: tl.constexpr,
     RS: tl.constexpr, RR: tl.constexpr, RD: tl.constexpr, SWD: tl.constexpr, SWW: tl.constexpr, SB: tl.constexpr,
@@ -96,11 +99,9 @@ def fused_add_rmsnorm_kernel(
     token = b * N + i0
     known = b < num_reqs
     slot = tl.load(cache_indices + b, mask=known, other=0)
-    first = tl.load(positions + b, mask=known, other=0) if LAYOUT != WINDOW else tl.full([], 0, tl.int32)
-    draft_row = tl.load(draft_indices + b, mask=known, other=-1) if (LAYOUT == WINDOW and not DECODE) else first
-    if LAYOUT == RING:
-        first = first - S
-    live = slot > 0
+    first = _first(positions, b, known, S, LAYOUT, C)
+    draft_row = _draft_row(draft_indices, b, known, num_draft_rows) if (LAYOUT == WINDOW and not DECODE) else first
+    live = _live(slot, num_slots)
     w = _weights(weight, d, inside, W, SWD, SWW)
     beta = tl.load(bias + _at(d, SB), mask=inside, other=0.0) if BIAS else 0.0
     gain = tl.load(norm_weight + d, mask=inside, other=0.0)
@@ -140,7 +141,9 @@ def fused_add_rmsnorm_kernel(
         begin = first + 1 if LAYOUT == RING else first * 0
         for j in tl.static_range(S):
             at = state + _state_row(track, begin, j, LAYOUT, C, SS, SR) + _at(d, SD)
-            tl.store(at, rows[j + 1].to(state.dtype.element_ty), mask=_every(live & (track > 0), d) & inside)
+            tl.store(
+                at, rows[j + 1].to(state.dtype.element_ty), mask=_every(live & _live(track, num_slots), d) & inside
+            )
     for j in tl.static_range(TOKENS):
         acc = _sum(rows, w, beta, j, W, ACC, BIAS, SILU, RESIDUAL)
         _add_norm(acc, residual_stream, out, gain, eps, token + j, live, token + j < num_rows, d, inside,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hwbackends.errors import ShapeError
+from hwbackends.conv.layouts import history_rows
 from hwbackends.step import checks
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import StepMetadata
@@ -39,27 +39,36 @@ class PreparePlan:
 
     Args:
         batch: the planned batch.
+        pool: the pool whose map and table are read; the map stands in for None.
         launch: kernel, grid, constants and outputs.
         inputs: the kernel's leading pointers: a field of the batch by name, a tensor of the pool, or None for one
             that it does not read.
-        spare: stands in for None.
     """
 
-    __slots__ = ("_absent", "_dense", "_filled", "_inputs", "_launch", "_mode", "_present", "_rows", "_template")
+    __slots__ = (
+        "_absent", "_dense", "_filled", "_inputs", "_launch", "_map", "_mode", "_present", "_rows", "_template",
+        "_tokens",
+    )  # fmt: skip
 
-    def __init__(self, batch: StepBatch, launch: Launch, inputs: Sequence[str | Tensor | None], spare: Tensor) -> None:
+    def __init__(
+        self, batch: StepBatch, pool: StatePool, launch: Launch, inputs: Sequence[str | Tensor | None]
+    ) -> None:
         self._launch, self._mode, self._rows = launch, batch.forward_mode, batch.padded_reqs
+        self._tokens, self._map = batch.num_tokens, _map_of(pool)
         values = _fields(batch)
         self._absent = [i for i, tensor in enumerate(values) if tensor is None]
         self._present = [(i, t.shape, t.dtype, t.get_device()) for i, t in enumerate(values) if t is not None]
-        self._inputs = [spare if value is None else value for value in inputs]
+        self._inputs = [pool.mamba_index_mapping if value is None else value for value in inputs]
         self._template = [0 if isinstance(value, str) else value.data_ptr() for value in self._inputs]
         self._dense = all(isinstance(value, str) or value.is_contiguous() for value in self._inputs)
         self._filled = [(at, _FIELDS.index(v)) for at, v in enumerate(self._inputs) if isinstance(v, str)]
 
-    def serves(self, batch: StepBatch, values: tuple[Tensor | None, ...]) -> bool:
-        """Whether a batch is of the planned phase and brings the same tensors, in dtype, shape and device."""
-        if batch.forward_mode is not self._mode or batch.topk != 1:
+    def serves(self, batch: StepBatch, values: tuple[Tensor | None, ...], pool: StatePool) -> bool:
+        """Whether a batch is of the planned phase and brings the same tensors, in dtype, shape and device, over the
+        same map and table."""
+        if batch.forward_mode is not self._mode or batch.topk != 1 or batch.num_tokens != self._tokens:
+            return False
+        if not 0 <= batch.num_reqs <= self._rows or _map_of(pool) != self._map:
             return False
         for i in self._absent:
             if values[i] is not None:
@@ -70,11 +79,9 @@ class PreparePlan:
                 return False
         return True
 
-    def __call__(self, hook: str, batch: StepBatch, values: tuple[Tensor | None, ...]) -> None:
+    def __call__(self, batch: StepBatch, values: tuple[Tensor | None, ...]) -> None:
         """Launch for a batch of the planned kind."""
         count = 0 if self._mode is ForwardMode.IDLE else batch.num_reqs
-        if not 0 <= count <= self._rows:
-            raise ShapeError(hook, "batch.num_reqs", count, f"0..{self._rows}, the rows of req_pool_indices")
         pointers, dense = self._template.copy(), self._dense
         for at, i in self._filled:
             tensor: Any = values[i]
@@ -88,11 +95,16 @@ class PreparePlan:
 
 def prepare(hook: str, traits_of: TraitsOf, batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """A prepare hook by its name. See `hookspecs`."""
-    key = (pool, batch.draft_token_num)
-    plan, values = out.cache.get(key), _fields(batch)
-    if type(plan) is not PreparePlan or not plan.serves(batch, values):
+    try:
+        key = (pool, batch.draft_token_num)
+        plan, values = out.cache.get(key), _fields(batch)
+        ready = type(plan) is PreparePlan and plan.serves(batch, values, pool)
+    except (AttributeError, TypeError):
+        checks.prepare(hook, batch, pool, out)
+        raise
+    if not ready:
         plan = out.cache[key] = _plan(hook, traits_of, batch, pool, out)
-    plan(hook, batch, values)
+    plan(batch, values)  # type: ignore[operator]
 
 
 def _plan(hook: str, traits_of: TraitsOf, batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
@@ -111,7 +123,21 @@ def _options(batch: StepBatch, pool: StatePool) -> dict[str, Any]:
         "LAZY": pool.layout == "lazy" and batch.num_accepted_tokens is not None,
         "TRACK": batch.mamba_track_mask is not None and batch.mamba_track_indices is not None,
         "COUNTED": batch.num_reqs_device is not None,
+        "LAST": pool.rows - history_rows(pool.width),
     }
+
+
+def _extents(pool: StatePool) -> tuple[int, int, int]:
+    """Rows of the map, entries of the table, slots: what an index must stay below."""
+    table = pool.mamba_v2p_table
+    return pool.request_rows, 0 if table is None else table.shape[0], pool.num_slots
+
+
+def _map_of(pool: StatePool) -> tuple[object, ...]:
+    """What tells one map and table from another, whatever was swapped underneath."""
+    mapping, table = pool.mamba_index_mapping, pool.mamba_v2p_table
+    held = (mapping.data_ptr(), mapping.dtype, mapping.shape, mapping.stride())
+    return held if table is None else (*held, table.data_ptr(), table.shape, table.stride())
 
 
 def _name(batch: StepBatch, name: str) -> str | None:
@@ -138,14 +164,15 @@ def _uniform_plan(traits: Traits, batch: StepBatch, pool: StatePool, out: StepMe
         out.draft_indices, out.num_accept_tokens, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens,
     ]  # fmt: skip
     launch = Launch(
-        traits, prepare_uniform_kernel, max(1, cdiv(rows, block)), (rows,), constants, warps, outputs, aligned=False
-    )
+        traits, prepare_uniform_kernel, max(1, cdiv(rows, block)), (rows, *_extents(pool)), constants, warps, outputs,
+        aligned=False,
+    )  # fmt: skip
     wanted = (
         "cache_indices", "computed_lens", "seq_lens", "has_initial_state", "num_accept_tokens",
         "num_accepted_tokens", "mamba_track_mask", "mamba_track_indices", "num_reqs_device",
     )  # fmt: skip
     inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, spare=mapping)
+    return PreparePlan(batch, pool, launch, inputs)
 
 
 def _extend_plan(traits: Traits, batch: StepBatch, pool: StatePool, out: StepMetadata) -> PreparePlan:
@@ -162,7 +189,7 @@ def _extend_plan(traits: Traits, batch: StepBatch, pool: StatePool, out: StepMet
     options["TRACK"] = options["TRACK"] and batch.mamba_track_seqlens is not None
     programs = max(1, cdiv(rows, requests))
     constants = ordered(prepare_extend_kernel, options)
-    grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs)
+    grid, scalars = programs + cdiv(tokens, owners), (rows, tokens, programs, *_extents(pool))
     outputs = [
         out.cache_indices, out.source_indices, out.query_start_loc, out.has_initial_state, out.computed_lens,
         out.draft_indices, out.history_offset, out.mamba_track_indices, out.mamba_track_tokens, out.seq_idx,
@@ -174,4 +201,4 @@ def _extend_plan(traits: Traits, batch: StepBatch, pool: StatePool, out: StepMet
         "mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens", "num_reqs_device",
     )  # fmt: skip
     inputs = ["req_pool_indices", mapping, pool.mamba_v2p_table, *(_name(batch, n) for n in wanted)]
-    return PreparePlan(batch, launch, inputs, spare=mapping)
+    return PreparePlan(batch, pool, launch, inputs)

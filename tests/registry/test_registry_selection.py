@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hwbackends.errors import (
     BackendTieError,
     BackendUnavailableError,
     BrokenPluginError,
+    HookNotImplementedError,
     IncompatiblePluginError,
     PluginError,
 )
@@ -67,9 +69,25 @@ def test_a_device_chooses_the_backend_that_names_it() -> None:
     assert select(Request(device="npu:1"), [CUDA, ASCEND, REFERENCE]).candidate is ASCEND
 
 
-def test_a_backend_that_names_the_device_comes_before_one_that_takes_any() -> None:
+def test_of_one_priority_a_backend_that_names_the_device_comes_before_one_that_takes_any() -> None:
+    vendor = candidate("vendor", devices="xpu")
+    assert select(Request(device="xpu"), [vendor, REFERENCE]).candidate is vendor
+
+
+def test_a_backend_below_the_reference_is_never_chosen_by_itself() -> None:
     modest = candidate("modest", devices="xpu", priority=-5)
-    assert select(Request(device="xpu"), [modest, REFERENCE]).candidate is modest
+    for request in (Request(device="xpu"), Request()):
+        assert select(request, [modest, REFERENCE]).candidate is REFERENCE
+
+
+def test_a_backend_that_lacks_hooks_is_passed_over_unless_they_may_be_lent_or_it_is_named() -> None:
+    partial = replace(candidate("partial", priority=7), missing=("conv_extend",))
+    assert select(Request(), [partial, REFERENCE]).candidate is REFERENCE
+    assert select(Request(environment="partial,reference"), [partial, REFERENCE]).candidate is REFERENCE
+    assert select(Request(fallback=True), [partial, REFERENCE]).candidate is partial
+    assert select(Request("partial"), [partial, REFERENCE]).candidate is partial
+    with pytest.raises(HookNotImplementedError, match=r"HWBACKENDS_BACKEND=partial: .*does not have: conv_extend"):
+        select(Request(environment="partial"), [partial, REFERENCE])
 
 
 def test_a_device_that_nobody_names_goes_to_the_backend_that_takes_any() -> None:

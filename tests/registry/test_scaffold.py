@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hwbackends.contract.reader import installed
 from hwbackends.errors import HookNotImplementedError
 from hwbackends.registry.binding import inspect_plugin
 from hwbackends.registry.manifest import read_manifest
+from hwbackends.registry.origins import hook_origins
 from hwbackends.registry.scaffold import files
 
 
@@ -43,18 +45,26 @@ def _plugin(package: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_every_hook_has_a_stub_that_fits_the_contract(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _plugin(package, monkeypatch)
+    for hook in installed().hooks.values():
+        assert list(signature(getattr(made, hook.name)).parameters) == [p.name for p in hook.parameters]
+
+
+def test_a_stub_counts_as_missing_until_it_is_written(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect_plugin(_plugin(package, monkeypatch), installed())
     assert found.drifts == ()
-    assert found.missing == ()
+    assert set(found.missing) == set(installed().hooks) - {"probe"}
+    origins = hook_origins("hwbackends_acme.plugin", installed().hooks)
+    assert [name for name, origin in origins.items() if origin] == ["probe"]
 
 
 def test_a_stub_raises_an_error_that_names_hook_and_backend(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = inspect_plugin(_plugin(package, monkeypatch), installed()).functions
+    made = _plugin(package, monkeypatch)
     for name in installed().hooks:
         if name != "probe":
             arguments = [None] * sum(p.required for p in installed().hooks[name].parameters)
             with pytest.raises(HookNotImplementedError, match=f"{name}: backend 'acme' does not have this hook yet"):
-                functions[name](*arguments)
+                getattr(made, name)(*arguments)
 
 
 def test_its_manifest_claims_no_hook_and_reads_clean(package: Path) -> None:

@@ -4,12 +4,26 @@ hold each module equal to its YAML file. Nothing imports torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import pluggy
 
 PROJECT = "hwbackends"
 hookimpl = pluggy.HookimplMarker(PROJECT)
+_UNWRITTEN = f"{PROJECT}_unwritten"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def unwritten(function: _Function) -> _Function:
+    """Mark a hook that has its signature and nothing else yet: it counts as missing wherever hooks are counted."""
+    setattr(function, _UNWRITTEN, True)
+    return function
+
+
+def is_unwritten(value: object) -> bool:
+    """Whether a function carries the mark of `unwritten`."""
+    return getattr(value, _UNWRITTEN, False) is True
 
 
 class ProbeResult(NamedTuple):
