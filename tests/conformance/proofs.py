@@ -131,7 +131,7 @@ def prove(name: str, cases: Iterable[Case], known: dict[str, tuple[Outcome, list
         if outcome.outcome == "failed":
             red = sorted(clause for clause, holds in outcome.clauses.items() if not holds)
             call = first_difference(trace, known[case.id][1])
-            return {"test": case.id, "red": red, "call": call, "says": outcome.reason[:200]}
+            return {"test": case.id, "red": red, "call": call, "says": outcome.reason.splitlines()[0][:160]}
     return {"test": "", "red": [], "call": None, "says": "no test of the quick lane turned red"}
 
 
