@@ -115,7 +115,7 @@ class Program:
 
     def module(self, name: str, importer: int) -> int | None:
         """The file of a dotted module name: the one whose path ends with it, nearest to the importing file."""
-        key = (name, importer if len(self._modules.get(name.rpartition(".")[2], ())) > 1 else -1)
+        key = (name, importer if self._modules.get(name.rpartition(".")[2]) else -1)
         if key not in self._resolved:
             self._resolved[key] = self._find_module(tuple(name.split(".")), importer)
         return self._resolved[key]
@@ -124,12 +124,20 @@ class Program:
         matches = [
             index for index in self._modules.get(wanted[-1], ()) if self.files[index].parts[-len(wanted) :] == wanted
         ]
+        here = self.files[importer].parts
+        # Inside compat/torch/, ``torch.linalg`` is the package of that name, not its own folder.
+        matches = [index for index in matches if not self._holds(index, len(wanted), here)]
         if len(wanted) == 1:
             matches = [index for index in matches if self._is_top_level(index)]
         if not matches:
             return None
-        here = self.files[importer].parts
         return max(matches, key=lambda index: (_common(self.files[index].parts, here), -len(self.files[index].parts)))
+
+    def _holds(self, index: int, length: int, importer: tuple[str, ...]) -> bool:
+        """Whether a dotted name of this length starts at a folder around the importer that is no root package."""
+        parts = self.files[index].parts
+        folder = parts[: len(parts) - length + 1]
+        return length > 1 and importer[: len(folder)] == folder and not self.is_root(folder)
 
     def _is_top_level(self, index: int) -> bool:
         """A one-part import names a root package or a script's neighbour, not any module of that name deep down."""

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 Allows = Callable[[Ref], bool]
 
 _EXACT = {"Is": True, "Eq": True, "In": True, "IsNot": False, "NotEq": False, "NotIn": False}
+# Classes that a base which is known by its name may derive from, or that ask for methods instead of bases.
+_ABOVE_OTHERS = frozenset(
+    {"object", "Module", "BaseException", "Exception", "Enum", "ABC", "Protocol", "Generic", "tuple"}
+)
 _TESTS = frozenset({"isinstance", "issubclass"})
 
 
@@ -27,6 +31,7 @@ class Kinds(NamedTuple):
     classes: frozenset[Ref]
     sure: frozenset[Ref]
     complete: bool
+    outside: frozenset[str] | None = frozenset()  # classes of other packages; None where not even their names are known
 
 
 class TypeTests:
@@ -124,6 +129,7 @@ class TypeTests:
         found: set[Ref] = set()
         sure: set[Ref] = set()
         complete = True
+        outside: set[str] | None = set()
         pending = list(expr[1]) if expr is not None and expr[0] == "t" else [expr]
         values = [value for part in pending for value in self.inference.evaluate(part, outer)]
         while values:
@@ -139,7 +145,11 @@ class TypeTests:
                 complete = complete and value[2]
             else:
                 complete = False
-        return Kinds(frozenset(found), frozenset(sure), complete)
+                if value[0] != "X":
+                    outside = None
+                elif outside is not None:
+                    outside.add(value[1].rpartition(".")[2])
+        return Kinds(frozenset(found), frozenset(sure), complete, None if outside is None else frozenset(outside))
 
     def _asserted(self, test: Expr, holds: bool, expr: Expr, context: Context) -> Values | None:
         """What an expression must be where a condition holds (or not); None where it only excludes something."""
@@ -209,6 +219,11 @@ class TypeTests:
         order = set(self.program.mro(owner))
         if kinds.classes & order:
             return True if kinds.sure & order else None
+        if not kinds.complete and kinds.outside and not self.program.unknown_base(owner):
+            # Every base of the class is known by name: it is none of another package's classes but those.
+            written = frozenset().union(*(self.program.external.get(item, frozenset()) for item in order))
+            if kinds.outside.isdisjoint(written | _ABOVE_OTHERS):
+                return False
         structural = any("Protocol" in self.program.external.get(kind, ()) for kind in kinds.classes)
         return None if not kinds.complete or structural or self.program.unknown_base(owner) else False
 
