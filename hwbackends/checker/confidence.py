@@ -65,7 +65,8 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
         return "high" if item.complete else "medium"
     if item.divided:
         return "high" if item.complete else "medium"
-    if item.untyped and item.verdict.mismatch.excess:
+    knows = _behind_any(item) or _mostly_known(item)
+    if item.untyped and (item.verdict.mismatch.excess or not knows):
         return "low"  # two methods of one name that count their arguments differently: nothing says they are one
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)
     behind = not item.verdict.mismatch.missing and any(lags(target, o.target, unknown) for o in item.accepting)
@@ -98,6 +99,12 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
     ):
         return another
     return "high" if item.complete and likeness >= _ALIKE_FOR_SURE else "medium"
+
+
+def _behind_any(item: Rejection) -> bool:
+    """Whether a definition is one that accepts, without exactly what is passed."""
+    unknown = set(item.verdict.mismatch.unknown)
+    return any(lags(item.verdict.target, other.target, unknown) for other in item.accepting)
 
 
 def _renamed(item: Rejection) -> bool:

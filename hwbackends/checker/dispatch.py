@@ -367,6 +367,8 @@ class Dispatcher:
         if any(s.kwarg_popped or s.kwarg_edited for s in takes_all):
             return False  # the wrapper takes arguments of its own out, or adds some
         own = [s for s in inner if s.name != "<lambda>"]
+        if not own and any(v[0] in "IP" for v in self.inference.returns(ref, None)):
+            return False  # an object that stands for the function, or a partial that waits for one
         return bool(takes_all) or not own or (factory and len(own) == 1)
 
     # -- constructors -------------------------------------------------------------------------------------------
