@@ -12,7 +12,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering compile-kernels mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus clean
+.PHONY: help demo test lint check coverage lowering compile-kernels mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -62,6 +62,9 @@ compile-kernels: $(INSTALLED) ## compile what cuda and rocm launch to machine co
 
 drift-corpus: $(INSTALLED) ## the checker against published releases with known faults (downloads wheels)
 	$(BIN)/python benchmarks/drift_corpus.py
+
+drift-fuzz: $(INSTALLED) ## the checker over large packages of the field: it must not fail inside (downloads wheels)
+	nice -n 10 $(BIN)/python benchmarks/drift_fuzz.py --output benchmarks/results/drift_fuzz.json
 
 test-vllm: ## the vLLM plugin in an environment of its own (3.4 GB)
 	PYTHON=$(PYTHON) tools/test_vllm.sh

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .bind import Passed, bind
 from .forwarding import Verdict
-from .likeness import lags, similarity
+from .likeness import ALIKE, lags, similarity
 from .model import Call
 
 # A definition that rejects more calls than this, and lags nobody, is another protocol under one name.
@@ -15,8 +15,8 @@ _SOME_SITES = 2
 _OUTNUMBERED = 3  # so many times more definitions accept a call than reject it
 _MANY_REJECT = 3
 _MOST_EXCESS = 2  # positions beyond the last parameter that an oversight explains
-# Shared names over all names of two definitions.
-_ALIKE, _ALIKE_RENAMED, _ALIKE_FOR_SURE = 0.5, 0.6, 0.6
+# Shared names over all names, where a definition renames what is passed, and where nothing else is possible.
+_ALIKE_RENAMED, _ALIKE_FOR_SURE = 0.6, 0.6
 _GUESSED_SITES = 3  # of a definition that was found by name alone
 
 
@@ -80,7 +80,7 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
         and not (behind and outnumbered and (item.hardware or accepted >= sites))
     ):
         return "low"
-    few = accepted < (1 if behind else sites) and not item.replaces
+    few = accepted < (1 if behind else sites) and not item.replaces and not _nearly_fits(item)
     if sites > _SOME_SITES and few and not (behind and item.hardware):
         return "low"
     if item.verdict.mismatch.swallowed:
@@ -94,11 +94,17 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
         return another
     declared = [other for other in item.accepting if other.candidate.declared]
     likeness = max(similarity(target, other.target) for other in declared or item.accepting)
-    if likeness < (_ALIKE_RENAMED if _renamed(item) else _ALIKE) or (
+    if likeness < (_ALIKE_RENAMED if _renamed(item) else ALIKE) or (
         item.rejecting > _MANY_REJECT and item.rejecting > len(item.accepting)
     ):
         return another
     return "high" if item.complete and likeness >= _ALIKE_FOR_SURE else "medium"
+
+
+def _nearly_fits(item: Rejection) -> bool:
+    """Whether the definition takes the call but for what is passed under a condition."""
+    amiss = item.verdict.mismatch
+    return bool(item.call.perhaps) and set(amiss.unknown) <= set(item.call.perhaps) and not amiss.missing
 
 
 def _behind_any(item: Rejection) -> bool:

@@ -73,6 +73,8 @@ class Doubts:
             held = call.func[0] == "a" and self.overrides(target, accepting)  # a field for classes of one base
             if not verdict.candidate.exact and not hardware and not held:
                 return True  # constructors of a family need not agree
+            if held:
+                return False
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False

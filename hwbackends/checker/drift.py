@@ -17,7 +17,7 @@ from .failures import Failures
 from .findings import Finding, Place, ordinal
 from .forwarding import Forwarding, Verdict
 from .infer import Context, Inference, last_name, method_kind
-from .likeness import lags, named, takes_anything
+from .likeness import comparable, lags, named, takes_anything
 from .model import Call
 from .origins import Origins
 from .program import Program, Ref
@@ -227,8 +227,10 @@ class Drift:
         # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
         own = any(v.candidate.declared for v in accepting)
         narrow = bool(accepting) and not own and any(v.candidate.declared for v in faulty)
+        kin = len([v for v in faulty if any(comparable(v.target, other.target) for other in accepting)])
         return [
-            Rejection(file, call, v, accepting, len(faulty), reach.complete, reach.untyped,
+            Rejection(file, call, v, accepting, self._rejecting(v, accepting, kin, len(faulty)),
+                      reach.complete, reach.untyped,
                       self.reachability.platform_of(v.candidate) is not None,
                       narrow or self.doubts.doubtful(v, accepting, reach, call, passed, context),
                       self.divided(v, verdicts), self._replaces_a_method(v.target),
@@ -236,6 +238,11 @@ class Drift:
                       self._one_name(call, context))
             for v in faulty
         ]  # fmt: skip
+
+    def _rejecting(self, verdict: Verdict, accepting: tuple[Verdict, ...], kin: int, all_of_them: int) -> int:
+        """How many reject a call as this one does: what shares little with those that accept speaks for itself."""
+        alike = any(comparable(verdict.target, other.target) for other in accepting)
+        return kin if alike else all_of_them
 
     def _says_nothing(self, target: Candidate) -> bool:
         """Whether a function takes anything and looks at nothing: a stand-in, for whatever is called otherwise."""

@@ -645,7 +645,7 @@ class Inference:
         order = self.program.mro(ref)
         if any(name in self.program.scope(item).attributes for item in order):
             # widget = Widget in the body, self.widget = widget() in a method: the instance has no class there
-            found = {v for v in found if v[0] != "C"}
+            found = {v for v in found if v[0] != "C" or not v[2]}
         found |= self._assigned(order, name, value)
         informative = {v for v in found if v[0] not in "UX"}
         if not informative and not value[2]:

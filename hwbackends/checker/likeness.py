@@ -5,6 +5,8 @@ from __future__ import annotations
 from .dispatch import Candidate
 from .model import Signature
 
+ALIKE = 0.5  # shared names over all names of two definitions of one protocol
+
 
 def named(signature: Signature, skip: int) -> tuple[str, ...]:
     return signature.positional[skip:] + signature.kwonly
@@ -28,3 +30,8 @@ def similarity(left: Candidate, right: Candidate) -> float:
     a = {*left.signature.positional[left.skip :], *left.signature.kwonly}
     b = {*right.signature.positional[right.skip :], *right.signature.kwonly}
     return len(a & b) / len(a | b) if a | b else 1.0
+
+
+def comparable(left: Candidate, right: Candidate) -> bool:
+    """Whether two definitions share so many names that they can be one protocol."""
+    return similarity(left, right) >= ALIKE

@@ -117,10 +117,10 @@ class Origins:
 
     def decided_together(self, call: Call, context: Context, conditions: Conditions) -> bool:
         """Whether what was constructed hangs on a switch that a condition around the call asks for as well."""
-        asked = set(flags.switches(conditions))
+        receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
+        asked = flags.switches(conditions) - {flags.dotted(receiver) for receiver in receivers}  # not: is it there
         if not asked:
             return False
-        receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
         return any(
             not asked.isdisjoint(flags.switches(origin.conditions))
             for receiver in receivers
