@@ -8,7 +8,7 @@ from torch import Tensor
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
 from hwbackends.torch_ops.metadata import translate
-from hwbackends.torch_ops.rows import masked_write, window_rows, within
+from hwbackends.torch_ops.rows import masked_write, window_rows, within, writing
 
 
 def update_mamba_state_after_mtp_verify(
@@ -30,7 +30,7 @@ def update_mamba_state_after_mtp_verify(
         computed_lens,
         draft_indices,
     )
-    with torch.inference_mode():
+    with writing(*pool.storages()):
         if pool.layout != "window" and pool.ssm_state is None and mamba_steps_to_track is None:
             return
         requests = req_pool_indices.long()
@@ -115,7 +115,7 @@ def _rows(drafts: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:
     """Zero slots in every layer and stream. See `hookspecs.clear_slots`."""
     checks.slots("clear_slots", pool, cache_indices=cache_indices)
-    with torch.inference_mode():
+    with writing(*pool.storages()):
         slots = cache_indices.long()
         for state in _by_slot(pool):
             zeros = torch.zeros(len(slots), *state.shape[2:], dtype=state.dtype, device=state.device)
@@ -125,7 +125,7 @@ def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:
 def copy_slots(pool: StatePool, source_indices: Tensor, destination_indices: Tensor) -> None:
     """Copy slots onto others in every layer and stream. See `hookspecs.copy_slots`."""
     checks.slots("copy_slots", pool, source_indices=source_indices, destination_indices=destination_indices)
-    with torch.inference_mode():
+    with writing(*pool.storages()):
         source, destination = source_indices.long(), destination_indices.long()
         mask = within(source, pool.num_slots) & within(destination, pool.num_slots)
         for state in _by_slot(pool):

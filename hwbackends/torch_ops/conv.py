@@ -15,6 +15,7 @@ from hwbackends.torch_ops.rows import (
     virtual_rows,
     window_rows,
     within,
+    writing,
 )
 
 
@@ -30,7 +31,7 @@ def conv_decode(
 ) -> Tensor:
     """One token per request; the slot becomes win_b(1). See `hookspecs.conv_decode`."""
     checks.conv("conv_decode", x, weight, bias, state, metadata, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, out):
         return decode(x, weight, bias, state, metadata, activation, residual, out)
 
 
@@ -68,7 +69,7 @@ def conv_extend(
 ) -> Tensor:
     """Packed requests of any length; the slot becomes win_b(T_b). See `hookspecs.conv_extend`."""
     checks.conv("conv_extend", x, weight, bias, state, metadata, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, out):
         step = _Step(x, state, metadata, tokens=None)
         y = step.convolve(weight, bias, activation, residual, out)
         lengths = step.lengths
@@ -92,7 +93,7 @@ def conv_target_verify(
 ) -> Tensor:
     """N drafts per request; the committed state stays. See `hookspecs.conv_target_verify`."""
     checks.conv("conv_target_verify", x, weight, bias, state, metadata, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, out):
         return target_verify(x, weight, bias, state, metadata, activation, residual, out)
 
 
@@ -130,7 +131,7 @@ def conv_draft_extend(
 ) -> Tensor:
     """N drafts per request; the slot becomes win_b(num_accept_tokens[b]). See `hookspecs.conv_draft_extend`."""
     checks.conv("conv_draft_extend", x, weight, bias, state, metadata, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, out):
         step = _Step(x, state, metadata, tokens=metadata.draft_token_num)
         step.live = step.live & (metadata.num_accept_tokens >= 0)
         y = step.convolve(weight, bias, activation, residual, out)

@@ -9,7 +9,7 @@ from hwbackends.conv.state import ConvState
 from hwbackends.step import checks
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.torch_ops.conv import decode, target_verify
-from hwbackends.torch_ops.rows import new_output, within
+from hwbackends.torch_ops.rows import new_output, within, writing
 
 
 def fused_decode_add_rmsnorm(
@@ -28,7 +28,7 @@ def fused_decode_add_rmsnorm(
     """See `hookspecs.fused_decode_add_rmsnorm`."""
     call = (x, weight, bias, state, metadata)
     checks.fused("fused_decode_add_rmsnorm", *call, residual_stream, norm_weight, eps, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, residual_stream, out):
         y = decode(*call, activation, residual, None)
         return _add_rmsnorm(y, state, metadata, 1, residual_stream, norm_weight, eps, out)
 
@@ -49,7 +49,7 @@ def fused_target_verify_add_rmsnorm(
     """See `hookspecs.fused_target_verify_add_rmsnorm`."""
     call = (x, weight, bias, state, metadata)
     checks.fused("fused_target_verify_add_rmsnorm", *call, residual_stream, norm_weight, eps, activation, out)
-    with torch.inference_mode():
+    with writing(state.tensor, state.draft_rows, residual_stream, out):
         y = target_verify(*call, activation, residual, None)
         return _add_rmsnorm(y, state, metadata, metadata.draft_token_num, residual_stream, norm_weight, eps, out)
 

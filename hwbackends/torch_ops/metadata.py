@@ -10,13 +10,13 @@ from hwbackends.step import checks
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import LAST_POSITION, PADDED, StepMetadata
 from hwbackends.step.pool import StatePool
-from hwbackends.torch_ops.rows import within
+from hwbackends.torch_ops.rows import within, writing
 
 
 def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, lengths and track slots of a decode step. See `hookspecs.prepare_decode_metadata`."""
     checks.prepare("prepare_decode_metadata", batch, pool, out)
-    with torch.inference_mode():
+    with writing(out.cache_indices):
         live = _write_common(batch, pool, out, tokens=1)
         out.has_initial_state.copy_(live)
         one = torch.ones_like(out.mamba_track_tokens)
@@ -26,7 +26,7 @@ def prepare_decode_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata
 def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Offsets, owners, prefix flags and track windows of an extend step. See `hookspecs.prepare_extend_metadata`."""
     checks.prepare("prepare_extend_metadata", batch, pool, out)
-    with torch.inference_mode():
+    with writing(out.cache_indices):
         live = _write_common(batch, pool, out, tokens=None)
         lengths = out.query_start_loc[1:] - out.query_start_loc[:-1]
         given = batch.has_initial_state
@@ -47,7 +47,7 @@ def prepare_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata
 def prepare_target_verify_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """Slots, request rows and lengths of a verify step. See `hookspecs.prepare_target_verify_metadata`."""
     checks.prepare("prepare_target_verify_metadata", batch, pool, out)
-    with torch.inference_mode():
+    with writing(out.cache_indices):
         live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
         out.has_initial_state.copy_(live)
         out.mamba_track_indices.fill_(PADDED)
@@ -57,7 +57,7 @@ def prepare_target_verify_metadata(batch: StepBatch, pool: StatePool, out: StepM
 def prepare_draft_extend_metadata(batch: StepBatch, pool: StatePool, out: StepMetadata) -> None:
     """As verify, with accepted counts and track windows. See `hookspecs.prepare_draft_extend_metadata`."""
     checks.prepare("prepare_draft_extend_metadata", batch, pool, out)
-    with torch.inference_mode():
+    with writing(out.cache_indices):
         assert batch.num_accept_tokens is not None
         live = _write_common(batch, pool, out, tokens=batch.draft_token_num)
         accepted = torch.where(live, batch.num_accept_tokens.clamp(max=batch.draft_token_num), PADDED)

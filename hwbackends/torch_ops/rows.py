@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,17 @@ def new_output(x: Tensor) -> Tensor:
     """An output like x that its caller may change in place: no inference tensor, no gradient."""
     with torch.inference_mode(False), torch.no_grad():
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def writing(*written: Tensor | None) -> AbstractContextManager[object]:
+    """No gradients while a hook writes. What was made in inference mode may be written in it only; elsewhere that mode
+    would hide what composite ops do from dispatch modes, so `no_grad` it is.
+
+    Args:
+        written: tensors that the hook writes into.
+    """
+    inference = any(tensor is not None and tensor.is_inference() for tensor in written)
+    return torch.inference_mode() if inference else torch.no_grad()
 
 
 def within(indices: Tensor, count: int) -> Tensor:
