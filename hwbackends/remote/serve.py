@@ -278,7 +278,7 @@ class Server:
             for place, value in [*enumerate(args), *kwargs.items()]:
                 if isinstance(value, StepMetadata):
                     if id(value) not in fresh:
-                        fresh[id(value)] = dataclasses.replace(value, cache={})
+                        fresh[id(value)] = dataclasses.replace(value)
                     if isinstance(place, int):
                         args[place] = fresh[id(value)]
                     else:

@@ -47,6 +47,7 @@ _INT32 = (torch.int32,)
 PREPARE = tuple(hook for hook in MODE_OF_HOOK if hook.startswith("prepare_"))
 FUSED = tuple(hook for hook in MODE_OF_HOOK if hook.startswith("fused_"))
 CONV = tuple(hook for hook in MODE_OF_HOOK if hook.startswith("conv_")) + FUSED
+VERIFY = tuple(hook for hook in CONV if ForwardMode.TARGET_VERIFY in MODE_OF_HOOK[hook])
 COMMIT = "update_mamba_state_after_mtp_verify"
 SLOTS = ("clear_slots", "copy_slots")
 
@@ -478,7 +479,7 @@ def _tensors_of_the_metadata(call: Call) -> None:
     _metadata(call.hook, "metadata", call.metadata, call.state.tensor.device)
 
 
-@rule(("conv_target_verify", "conv_draft_extend", "fused_target_verify_add_rmsnorm"), "CS-VERIFY-03")
+@rule((*VERIFY, "conv_draft_extend"), "CS-VERIFY-03")
 def _room_for_drafts(call: Call) -> None:
     """The state has rows for the step's drafts: draft rows on `window`, rows of the slot on `ring` and `lazy`."""
     state, drafts = call.state, call.metadata.draft_token_num

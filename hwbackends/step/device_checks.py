@@ -12,12 +12,10 @@ from torch import Tensor
 
 from hwbackends.errors import ArgumentError, SlotError
 from hwbackends.step.batch import UNIFORM_DRAFT_MODES, ForwardMode, StepBatch
-from hwbackends.step.checks import COMMIT, CONV, PREPARE
+from hwbackends.step.checks import COMMIT, CONV, PREPARE, VERIFY
 from hwbackends.step.metadata import LAST_POSITION, StepMetadata
 from hwbackends.step.pool import StatePool
 from hwbackends.step.rulebook import Call, rule, rules_of
-
-_VERIFY = ("conv_target_verify", "fused_target_verify_add_rmsnorm")
 
 
 @functools.cache
@@ -315,7 +313,7 @@ def _positions_of_the_metadata(call: Call) -> None:
         _between(call.hook, "metadata.history_offset", [offsets[b] for b in rows], 0, most, "rows of the slot")
 
 
-@rule(_VERIFY, "CS-VERIFY-03", reads=True)
+@rule(VERIFY, "CS-VERIFY-03", reads=True)
 def _draft_rows_of_a_verify(call: Call) -> None:
     """On `window`, draft rows exist and stand in one live row each."""
     if call.state.draft_rows is None:
@@ -335,7 +333,7 @@ def _accepted_drafts_of_the_metadata(call: Call) -> None:
         raise ArgumentError(call.hook, "metadata.num_accept_tokens", beyond[0], f"at most {drafts}, the drafts")
 
 
-@rule(("conv_decode", "conv_extend", "conv_draft_extend", "fused_decode_add_rmsnorm"), "CS-EXTEND-04", reads=True)
+@rule(tuple(hook for hook in CONV if hook not in VERIFY), "CS-EXTEND-04", reads=True)
 def _track_windows(call: Call) -> None:
     """`mamba_track_tokens` is at most the tokens of its request."""
     metadata = call.metadata
