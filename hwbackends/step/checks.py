@@ -297,14 +297,12 @@ def _tensors_of_a_batch(call: Call) -> None:
 
 @rule(PREPARE, "CS-PREP-10")
 def _extents_of_the_output(call: Call) -> None:
-    """`out` has the batch's requests and tokens and tensors of these extents, and tracks where the batch does."""
+    """`out` has the batch's requests and tokens and tensors of these extents."""
     batch, out = call.batch, call.out
     if out.num_reqs != batch.padded_reqs:
         raise ShapeError(call.hook, "out", f"{out.num_reqs} requests", f"{batch.padded_reqs}, the batch's rows")
     if out.num_tokens != batch.num_tokens:
         raise ShapeError(call.hook, "out", f"{out.num_tokens} tokens", f"{batch.num_tokens}, the batch's num_tokens")
-    if batch.mamba_track_mask is not None and not out.tracks and batch.forward_mode is not ForwardMode.TARGET_VERIFY:
-        raise ArgumentError(call.hook, "out.tracks", "False", "True: the batch has a mamba_track_mask")
     _metadata(call.hook, "out", out, call.pool.device)
 
 
@@ -325,6 +323,16 @@ def _tensors_that_a_phase_needs(call: Call) -> None:
         if getattr(batch, name) is None:
             why = f"a tensor: {batch.forward_mode.name} on layout {pool.layout} reads it"
             raise MissingArgumentError(call.hook, f"batch.{name}", None, why)
+
+
+@rule(PREPARE, "CS-PREP-10")
+def _tracks_of_the_output(call: Call) -> None:
+    """`out` tracks where the batch does."""
+    batch = call.batch
+    if batch.mamba_track_mask is None or batch.forward_mode is ForwardMode.TARGET_VERIFY:
+        return
+    if not call.out.tracks:
+        raise ArgumentError(call.hook, "out.tracks", "False", "True: the batch has a mamba_track_mask")
 
 
 def _needed(batch: StepBatch, pool: StatePool) -> list[str]:

@@ -100,6 +100,13 @@ def _prepare_over(mode: ForwardMode, rows: tuple[int, ...] = (5, 6), **extra: An
     return call
 
 
+def _tracks_into_an_output_without_tracks(it: Lab) -> None:
+    batch = replace(
+        it.decode_batch([5, 6]), mamba_track_mask=it.ints([1, 0], torch.bool), mamba_track_indices=it.ints([8, 9])
+    )
+    prepare(it, batch, view=view_of(it, it.decode_batch([5, 6])))
+
+
 def _own_memory(name: str) -> Callable[[Lab], None]:
     def call(it: Lab) -> None:
         batch = it.decode_batch([5, 6])
@@ -155,6 +162,7 @@ ALWAYS: list[tuple[str, Callable[[Lab], None]]] = [
     ("tensors_of_a_batch", _prepare_over(ForwardMode.DECODE, seq_lens=[1, 2])),
     ("extents_of_the_output", _prepare_over(ForwardMode.EXTEND, num_tokens=3)),
     ("tensors_that_a_phase_needs", _prepare_over(ForwardMode.EXTEND, extend_seq_lens=None)),
+    ("tracks_of_the_output", _tracks_into_an_output_without_tracks),
     ("one_chain_of_drafts", _prepare_over(ForwardMode.TARGET_VERIFY, topk=2)),
     ("sources_in_extend_alone", _prepare_over(ForwardMode.DECODE, source_indices=lambda it: it.ints([1, 2]))),
     ("sources_in_extend_alone", _prepare_over(ForwardMode.TARGET_VERIFY, source_indices=lambda it: it.ints([1, 2]))),

@@ -162,7 +162,7 @@ def test_computed_lengths(kit: Kit, mode: str) -> None:
 def test_the_history_offset_of_the_lazy_layout(kit: Kit, mode: str) -> None:
     """Previous step's count less one; 0 where it is not given, and on other layouts."""
     requests = [Req(3, tokens=2, length=7, accept=1, accepted=3), Req(1, tokens=1, length=5, accept=1, accepted=2)]
-    rig = prepare_rig(kit, mode)
+    rig = prepare_rig(kit, mode, drafts=3)
     for counts in ([3, 2], None):
         batch = rig.batch(mode, requests, num_accepted_tokens=counts)
         _judge(kit, "CS-PREP-08", rig, batch, rig.prepare(batch), ("history_offset",))
