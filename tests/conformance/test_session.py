@@ -245,7 +245,7 @@ def test_a_hang_costs_one_time_out_per_hook(run: Run) -> None:
 def test_a_judge_that_the_judged_cannot_reach(name: str, run: Run) -> None:
     done = _decode(run, name, "--quick")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "not_claimed" not in done.stdout
+    assert "not_claimed" not in done.stdout.replace(name, "")
     assert "smallest input that fails: conv_decode(" in done.stdout
 
 
