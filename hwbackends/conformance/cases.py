@@ -67,8 +67,20 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Far:
+    """Which tensor of a step lies how far apart: its name, dimension, the entry that is looked at, and elements between
+    the first entry and that one. Dimensions of pool tensors count the layers."""
+
+    name: str
+    dim: int
+    entry: int
+    beyond: int
+
+
+@dataclass(frozen=True)
 class Shape:
-    """Sizes of a pool. `transposed`: D is not the contiguous dimension, as in pools of [L, slots, D, rows]."""
+    """Sizes of a pool. `transposed`: D is not the contiguous dimension, as in pools of [L, slots, D, rows]. `far`: what
+    of it is spread over more memory than there is."""
 
     layout: Layout = "window"
     dtype: str = "float32"
@@ -90,6 +102,7 @@ class Shape:
     ssm_dtype: str = "float32"
     ssm_shape: tuple[int, ...] = (3, 2)
     weight_dtype: str = ""
+    far: Far | None = None
 
     @property
     def state(self) -> str:
@@ -132,12 +145,13 @@ class Rig:
         self.kit, self.shape = kit, shape
         self.names = tuple("kvam"[: len(shape.dims)])
         rows = layout_rows(shape.layout, shape.width, shape.drafts) + shape.extra_rows
-        self.bases = {n: self._poison(shape.slots, rows, dim) for n, dim in zip(self.names, shape.dims, strict=True)}
+        sizes = dict(zip(self.names, shape.dims, strict=True))
+        self.bases = {n: self.far("state", self._poison(shape.slots, rows, dim)) for n, dim in sizes.items()}
         self.draft_bases: dict[str, Tensor] = {}
         if shape.layout == "window" and shape.drafts:
             saved = shape.width - 1 + shape.drafts
-            sizes = dict(zip(self.names, shape.dims, strict=True))
-            self.draft_bases = {name: self._poison(shape.request_rows, saved, dim) for name, dim in sizes.items()}
+            poison = {name: self._poison(shape.request_rows, saved, dim) for name, dim in sizes.items()}
+            self.draft_bases = {name: self.far("drafts", base) for name, base in poison.items()}
         self.mapping = [0] * shape.request_rows
         self.table = [0, *np.random.default_rng(5).permutation(shape.slots - 1) + 1] if shape.virtual else None
         self.pool = self._wrap(rows)
@@ -160,14 +174,20 @@ class Rig:
             return torch.full(shape, torch.nan, dtype=dtype).to(self.kit.device).transpose(-1, -2)
         return torch.full((*shape[:2], rows, dim), torch.nan, dtype=dtype).to(self.kit.device)
 
+    def far(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor` spread over more memory than there is, where the shape says so of this name."""
+        far = self.shape.far
+        return self.kit.far(tensor, far.dim, far.entry, far.beyond) if far and far.name == name else tensor
+
     def _wrap(self, rows: int) -> StatePool:
         shape, kit = self.shape, self.kit
         ssm = intermediate = None
         if shape.ssm:
-            self.ssm_base = self._numbers(shape.layers, shape.slots + 2 * GUARD, *shape.ssm_shape)
+            self.ssm_base = self.far("ssm", self._numbers(shape.layers, shape.slots + 2 * GUARD, *shape.ssm_shape))
             ssm = self.ssm_base[:, GUARD:-GUARD]
             if shape.drafts:
-                intermediate = self._numbers(shape.layers, shape.request_rows, shape.drafts, *shape.ssm_shape)
+                steps = self._numbers(shape.layers, shape.request_rows, shape.drafts, *shape.ssm_shape)
+                intermediate = self.far("intermediate", steps)
         table = kit.tensor(self.table, "int64") if self.table else None
         return StatePool.wrap(
             {name: base[:, GUARD:-GUARD] for name, base in self.bases.items()},
@@ -493,18 +513,23 @@ class Inputs:
         left, right = self.x_columns
         wide = np.full((values.shape[0] + 2 * GUARD, left + values.shape[1] + right), np.nan)
         wide[GUARD:-GUARD, left : left + values.shape[1]] = values
-        return rig.kit.tensor(wide, rig.shape.dtype)[GUARD:-GUARD, left : left + values.shape[1]]
+        base = rig.far("x", rig.kit.tensor(wide, rig.shape.dtype))
+        return base[GUARD:-GUARD, left : left + values.shape[1]]
 
     def weight(self, rig: Rig, taps: oracle.Array) -> Tensor:
         """[D, W], rows of W, or the transpose of a contiguous [W, D], or every n-th column of a wider tensor."""
         if self.weight_transposed:
             return rig.kit.tensor(np.ascontiguousarray(taps.T), rig.weight_dtype).t()
+        if self.weight_step == 1:
+            return rig.far("weight", rig.kit.tensor(taps, rig.weight_dtype))
         wide = np.full((taps.shape[0], taps.shape[1] * self.weight_step), np.nan)
         wide[:, :: self.weight_step] = taps
         return rig.kit.tensor(wide, rig.weight_dtype)[:, :: self.weight_step]
 
     def bias(self, rig: Rig, values: oracle.Array) -> Tensor:
         """[D], or every n-th element of a longer tensor."""
+        if self.bias_step == 1:
+            return rig.far("bias", rig.kit.tensor(values, rig.weight_dtype))
         wide = np.full(len(values) * self.bias_step, np.nan)
         wide[:: self.bias_step] = values
         return rig.kit.tensor(wide, rig.weight_dtype)[:: self.bias_step]
@@ -513,7 +538,7 @@ class Inputs:
         """The memory around the output, NaN."""
         left, right = self.out_columns
         extents = (shape[0] + 2 * GUARD, left + shape[1] + right)
-        return torch.full(extents, torch.nan, dtype=getattr(torch, rig.shape.dtype)).to(rig.kit.device)
+        return rig.far("out", torch.full(extents, torch.nan, dtype=getattr(torch, rig.shape.dtype)))
 
     def out(self, base: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The output inside its memory."""

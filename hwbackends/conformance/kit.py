@@ -25,6 +25,7 @@ from hwbackends.conformance.ownership import ORDER, Owned, owned
 from hwbackends.contract.reader import installed
 from hwbackends.errors import HwBackendsError
 from hwbackends.remote.client import Client, Made, ProcessLost
+from hwbackends.remote.sparse import sparse_bytes
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 HookCall = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -97,6 +98,7 @@ class Kit:
         self.called: dict[str, None] = {}
         self.last: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None
         self.input, self.size = "", 0
+        self._far_bytes = 0
         self.client.forget()
 
     # --- calls ---
@@ -164,6 +166,9 @@ class Kit:
         for token in made.changed:
             mine = cover.get(token)
             if token in self.client.large:
+                if token not in {self.client.token(tensor) for tensor in rules.writes}:
+                    name, clause = self._whose(rules, token, False)
+                    self.book(clause, False, f"{rules.hook} wrote to {name}")
                 continue
             stray = self.client.difference(token) & (~mine if mine is not None else True)
             if stray.any():
@@ -207,6 +212,26 @@ class Kit:
     def tensor(self, values: Any, dtype: str) -> Tensor:
         """`values` as a tensor of the judge's."""
         return torch.tensor(np.asarray(values)).to(getattr(torch, dtype))
+
+    def far(self, tensor: Tensor, dim: int, entry: int, beyond: int) -> Tensor:
+        """The same values, where entry `entry` of dimension `dim` lies more than `beyond` elements from the first.
+
+        Other dimensions stay dense. In host memory only the pages that hold values exist.
+
+        Raises:
+            NotClaimed: the device's memory cannot hold what lies between.
+        """
+        step = beyond // entry + 8
+        sizes = [size for place, size in enumerate(tensor.shape) if place != dim]
+        strides = [int(np.prod(sizes[place + 1 :])) for place in range(len(sizes))]
+        strides.insert(dim, step)
+        count = ((tensor.shape[dim] - 1) * step + int(np.prod(sizes))) * tensor.element_size()
+        self._far_bytes += count
+        room = self.info.get("device_memory")
+        if room is not None and self._far_bytes > 0.9 * room:
+            raise NotClaimed(f"{self._far_bytes >> 30} GiB of device memory")
+        wide = sparse_bytes(count).view(tensor.dtype).as_strided(tensor.shape, strides)
+        return wide.copy_(tensor)
 
     @staticmethod
     def host(tensor: Tensor) -> Tensor:

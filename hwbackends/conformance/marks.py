@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hwbackends.conformance.claims import Claims
@@ -32,6 +32,10 @@ class Point:
     width: int
     index: str
     missing: str = ""
+
+    def at(self, **values: Any) -> Point:
+        """This point with other values."""
+        return replace(self, **values)
 
     def named(self, dimensions: Sequence[str]) -> str:
         """Its part of a test's id."""

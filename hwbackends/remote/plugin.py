@@ -50,6 +50,7 @@ class Plugin:
             "contracts": {name: contract.version for name, contract in self.contracts.items()},
             "device": str(self.device),
             "device_name": self._device_name(),
+            "device_memory": self._device_memory(),
             "emulated": self.emulated,
             "probe": self.candidate.reason,
             "capabilities": dict(manifest.capabilities) if manifest else {},
@@ -69,6 +70,12 @@ class Plugin:
         if self.emulated:
             return "emulated npu (every op runs on the CPU)"
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.machine()
+
+    def _device_memory(self) -> int | None:
+        """Free bytes of the device; None for host memory."""
+        if self.emulated or self.device.type == "cpu":
+            return None
+        return int(getattr(torch, self.device.type).mem_get_info(self.device)[0])
 
 
 def _device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.conv.state import ConvState
+from hwbackends.remote.sparse import sparse_bytes
 from hwbackends.remote.wire import LARGE, Answer, Call, Ref, Request, View
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import StepMetadata
@@ -47,8 +48,10 @@ class Memory:
     def take(self, request: Request) -> None:
         """Bring everything up to date before the hooks run."""
         for token, size in request.storages.items():
-            device = "cpu" if self.emulated else self.device
-            self.bases[token] = torch.empty(size, dtype=torch.uint8, device=device)
+            host = self.emulated or self.device.type == "cpu"
+            device = "cpu" if host else self.device
+            sparse = host and size > LARGE
+            self.bases[token] = sparse_bytes(size) if sparse else torch.empty(size, dtype=torch.uint8, device=device)
         for token, data in request.whole.items():
             self.known[token] = data
             if data:

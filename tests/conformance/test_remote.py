@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 
 from hwbackends.errors import ShapeError
 from hwbackends.remote.client import Client, HookError, ProcessLost
+from hwbackends.remote.sparse import sparse_bytes
 from hwbackends.step.pool import StatePool
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,16 @@ def _pool(client: Client) -> StatePool:
     pool = StatePool.wrap({"k": torch.ones(1, 5, 3, 2)}, width=4, mamba_index_mapping=torch.zeros(4, dtype=torch.int32))
     client.adopt(pool)
     return pool
+
+
+def test_memory_of_a_terabyte_takes_the_pages_that_are_touched(client: Client) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    wide = sparse_bytes(1 << 40).view(torch.float32).as_strided((1, 5, 3, 2), (1, 2**35, 2, 1))
+    pool = StatePool.wrap({"k": wide.fill_(1)}, width=4, mamba_index_mapping=torch.zeros(4, dtype=torch.int32))
+    client.adopt(pool)
+    client.call("clear_slots", (pool, torch.tensor([2, 4])), {})
+    assert wide[0, :, 0, 0].tolist() == [1, 1, 0, 1, 0]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def test_what_a_hook_writes_comes_back_into_the_callers_tensors(client: Client) -> None:

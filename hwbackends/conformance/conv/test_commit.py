@@ -44,9 +44,12 @@ def index(kit: Kit, values: Sequence[int] | None, dtype: str = "", step: int = 1
     """An index tensor at the running point, or of another claimed dtype, `step` elements from entry to entry."""
     if values is None:
         return None
-    wide = np.full((len(values), step), 1, np.int64)
-    wide[:, 0] = values
-    return kit.tensor(wide.reshape(-1), dtype or kit.point.index)[::step]
+    made = kit.tensor(np.asarray(values, np.int64), dtype or kit.point.index)
+    if step >= 1 << 20:
+        return kit.far(made, 0, 1, step)
+    wide = made.new_ones((len(values), step))
+    wide[:, 0] = made
+    return wide.reshape(-1)[::step]
 
 
 def commit(

@@ -34,7 +34,7 @@ def _run(
     norm_dtype: str = "",
 ) -> tuple[Call, Tensor]:
     """The fused hook; returns the call and the residual stream after it, guard rows included."""
-    wide = kit.tensor(np.pad(stream, ((1, 1), (0, 0)), constant_values=np.nan), rig.shape.dtype)
+    wide = rig.far("stream", kit.tensor(np.pad(stream, ((1, 1), (0, 0)), constant_values=np.nan), rig.shape.dtype))
 
     def hook(*args: Any, **options: Any) -> Tensor:
         taps = kit.tensor(norm, norm_dtype or rig.shape.dtype)

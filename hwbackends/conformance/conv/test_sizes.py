@@ -130,7 +130,7 @@ def test_commits(kit: Kit, what: str, strided: bool) -> None:
     tensors with strides and of mixed dtypes; snapshots and draft rows of a name space of their own."""
     kit.need(hooks=(COMMIT,), dtype=COMMITS[what].get("ssm_dtype"))
     rig = Rig(kit, shape_of(kit, ssm=True, slots=31, **COMMITS[what]))
-    _fill(kit, rig)
+    fill(kit, rig)
     last = rig.shape.drafts - 1
     requests = [Req(3, length=7), Req(-1), Req(1, length=2), Req(0), Req(9, length=12), Req(5, length=4)]
     rows = rig.batch("target_verify", requests).req_pool_indices
@@ -147,7 +147,7 @@ def test_commits(kit: Kit, what: str, strided: bool) -> None:
     judge_commit(kit, rig, made, before, "CS-COMMIT-04", "CS-COMMIT-04")
 
 
-def _fill(kit: Kit, rig: Rig) -> None:
+def fill(kit: Kit, rig: Rig) -> None:
     """Random numbers in every state tensor."""
     for base in (*rig.bases.values(), *rig.draft_bases.values()):
         base.copy_(
@@ -163,7 +163,7 @@ def test_many_rows_between_steps(kit: Kit, count: int) -> None:
     kit.need(hooks=(COMMIT, "clear_slots", "copy_slots"))
     count = kit.rows(count)
     rig = Rig(kit, shape_of(kit, ssm=True, slots=2 * count + 3, request_rows=count + 9, drafts=2, dims=(2,)))
-    _fill(kit, rig)
+    fill(kit, rig)
     requests = [Req(1 + b, length=b % 9) for b in range(count)]
     rows = rig.batch("target_verify", requests).req_pool_indices
     made = [oracle.CommitRow(row, b % 3 - 1, computed_len=b % 9) for b, row in enumerate(rows)]
@@ -202,7 +202,7 @@ def test_forks_and_other_name_spaces(kit: Kit) -> None:
     mixed dtypes; and empty lists."""
     kit.need(hooks=("clear_slots", "copy_slots"))
     rig = Rig(kit, shape_of(kit, ssm=True, dims=(5, 3), layers=2, drafts=3, transposed=bool(kit.seed % 2)))
-    _fill(kit, rig)
+    fill(kit, rig)
     dtypes = kit.claims.index_dtypes
 
     def slots(values: list[int], dtype: str, step: int = 2) -> torch.Tensor:
