@@ -1,10 +1,11 @@
 """The checker against published releases with known faults: found, missed and silent, and how much else it reports.
 
-    python benchmarks/drift_corpus.py [--cases FILE] [--folder DIR] [--id ID ...]
+    python benchmarks/drift_corpus.py [--cases FILE] [--folder DIR] [--id ID ...] [--output FILE] [--resume]
 
 Each case names a release that holds a fault (`bad`), the definition and the call, and where there is one the first
-release without it (`good`). Wheels are fetched by pip and unpacked, never imported. The exit status is 1 when a fault
-is missed or a good release is not silent about it.
+release without it (`good`). Wheels are fetched by pip and unpacked, never imported. `--resume` keeps the rows
+that the output file has. The exit status is 1 when a fault is missed, a good release is not silent about it, or the
+checker fails inside.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def findings(trees: list[Path], cache: Path) -> list[dict[str, Any]]:
     if result.returncode == 2:
         raise SystemExit(result.stderr)
     found: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
+    if result.returncode == 3:
+        raise SystemExit("\n".join(f["message"] for f in found if f["rule"] == "HWB202"))
     return found
 
 
@@ -115,19 +118,22 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/hwbackends/corpus")
     parser.add_argument("--id", action="append", default=[])
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    corpus, rows = Corpus(arguments.folder), []
+    corpus, rows = Corpus(arguments.folder), {}
+    if arguments.resume and arguments.output and arguments.output.exists():
+        rows = {row["id"]: row for row in json.loads(arguments.output.read_text(encoding="utf-8"))}
     for case in yaml.safe_load(arguments.cases.read_text(encoding="utf-8")):
-        if not arguments.id or case["id"] in arguments.id:
-            rows.append(corpus.judge(case))
-            row = rows[-1]
-            verdict = "found " if row["found"] else "MISSED"
-            silent = "" if "good" not in row else f"  {row['good']}: {'silent' if row['silent'] else 'NOT SILENT'}"
-            print(f"{verdict} {row['id']:24} {row['bad']}: {row['findings']} findings{silent}", flush=True)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(row["found"] and row.get("silent", True) for row in rows) else 1
+        if case["id"] in rows or (arguments.id and case["id"] not in arguments.id):
+            continue
+        row = rows[case["id"]] = corpus.judge(case)
+        verdict = "found " if row["found"] else "MISSED"
+        silent = "" if "good" not in row else f"  {row['good']}: {'silent' if row['silent'] else 'NOT SILENT'}"
+        print(f"{verdict} {row['id']:24} {row['bad']}: {row['findings']} findings{silent}", flush=True)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(row["found"] and row.get("silent", True) for row in rows.values()) else 1
 
 
 if __name__ == "__main__":

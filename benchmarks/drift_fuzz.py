@@ -1,10 +1,11 @@
 """Drift mode over large packages of the field: it must come to an end, in order, without an error of its own.
 
-    nice -n 10 python benchmarks/drift_fuzz.py [--folder DIR] [--output FILE] [PACKAGE ...]
+    nice -n 10 python benchmarks/drift_fuzz.py [--folder DIR] [--output FILE] [--resume] [--reports DIR] [PACKAGE ...]
 
 Wheels are fetched by pip and unpacked, never imported. Each row says how many files were read, how many could not be
 (a syntax that the running Python does not know), how many findings there were, and how often the checker failed inside.
-The exit status is 1 where it failed anywhere.
+`--resume` keeps the rows that the output file has; `--reports` keeps each report for reading. The exit status is 1
+where it failed anywhere.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def unpacked(package: str, folder: Path) -> Path:
     return partial.rename(target)
 
 
-def row(package: str, tree: Path) -> dict[str, Any]:
+def row(package: str, tree: Path, reports: Path | None = None) -> dict[str, Any]:
     """What one run says of itself."""
     command = [sys.executable, "-m", "hwbackends.checker", str(tree), "--drift", "--no-cache", "--format", "json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -57,6 +58,8 @@ def row(package: str, tree: Path) -> dict[str, Any]:
     if result.returncode not in (0, 1, 3):
         return found | {"error": result.stderr[-500:]}
     report = json.loads(result.stdout)
+    if reports is not None:
+        (reports / f"{package}.json").write_text(result.stdout, encoding="utf-8")
     rules = report["summary"]["by_rule"]
     internal = [f["message"] for f in report["findings"] if f["rule"] == "HWB202"]
     return found | {
@@ -70,15 +73,21 @@ def main() -> int:
     parser.add_argument("packages", nargs="*", default=PACKAGES)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/hwbackends/fuzz")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--reports", type=Path)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows = {}
+    if arguments.resume and arguments.output and arguments.output.exists():
+        rows = {item["package"]: item for item in json.loads(arguments.output.read_text(encoding="utf-8"))}
     for package in arguments.packages:
-        rows.append(row(package, unpacked(package, arguments.folder)))
-        print(json.dumps(rows[-1]), flush=True)
+        if package in rows:
+            continue
+        rows[package] = row(package, unpacked(package, arguments.folder), arguments.reports)
+        print(json.dumps(rows[package]), flush=True)
         if arguments.output:
-            arguments.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(item["status"] in (0, 1) for item in rows) else 1
+            arguments.output.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(item["status"] in (0, 1) for item in rows.values()) else 1
 
 
 if __name__ == "__main__":

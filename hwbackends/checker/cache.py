@@ -48,11 +48,12 @@ Ignores = dict[str, dict[int, tuple[str, ...]]]
 def _own_digest() -> bytes:
     """The checker's source and the interpreter: another version of either reads no old entry."""
     digest = hashlib.blake2b(sys.version.encode(), digest_size=16)
-    folder = os.path.dirname(__file__)
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".py"):
-            with open(os.path.join(folder, name), "rb") as stream:
-                digest.update(stream.read())
+    for folder, inner, names in os.walk(os.path.dirname(__file__)):
+        inner.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name), "rb") as stream:
+                    digest.update(stream.read())
     return digest.digest()
 
 

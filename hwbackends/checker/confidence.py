@@ -62,10 +62,13 @@ def _confidence(item: Rejection, sites: int, accepted: int) -> str:
             return "medium" if sites < _GUESSED_SITES and item.rejecting > 1 and _mostly_known(item) else "low"
         if not _in_sight(item):
             return "low"
-        return "high" if item.complete else "medium"
+        one = item.rejecting == 1 or item.hardware  # several of what a call can be say little about the rest of it
+        return "high" if item.complete else ("medium" if one else "low")
     if item.divided:
         return "high" if item.complete else "medium"
     knows = _behind_any(item) or _mostly_known(item)
+    if item.untyped and item.rejecting > max(_MANY_REJECT, len(item.accepting)):
+        return "low"  # the name is everybody's, and the call is for some of them
     if item.untyped and (item.verdict.mismatch.excess or not knows):
         return "low"  # two methods of one name that count their arguments differently: nothing says they are one
     target, unknown = item.verdict.target, set(item.verdict.mismatch.unknown)

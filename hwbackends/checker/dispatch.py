@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from . import platforms
 from .bind import Passed
-from .infer import Context, Inference, last_name, method_kind
+from .infer import EITHER, Context, Inference, last_name, method_kind
 from .model import Call, Expr, Scope, Signature
 from .program import Ref, Value, Values
 from .typetests import Allows
@@ -101,6 +101,7 @@ class Reach(NamedTuple):
     complete: bool
     untyped: bool  # nothing at all is known about the receiver
     opaque: bool = False  # an alternative is known, but not what calling it runs
+    either: bool = False  # which alternative it is was decided by arguments that the caller has passed
 
 
 class Dispatcher:
@@ -131,13 +132,13 @@ class Dispatcher:
         complete, untyped, opaque = bool(values), False, False
         for value in sorted(values, key=repr):
             if value[0] in "UXN":
-                complete = False
+                complete = complete and value == EITHER
                 untyped = untyped or value[0] == "U"
             else:
                 part = self._instance(value, allows) if value[0] == "I" else self.callable(value)
                 found += part
                 opaque = opaque or not part
-        return Reach(_unique(found), complete, untyped and not found, opaque)
+        return Reach(_unique(found), complete, untyped and not found, opaque, EITHER in values)
 
     def _attribute_call(self, func: Expr, context: Context) -> Reach:
         special = self.inference._container_call(func, func[2], context)
@@ -159,8 +160,8 @@ class Dispatcher:
                 for item in sorted(values, key=repr):
                     part += self.callable(item)
             found += part
-            complete = complete and bool(part)
-        return Reach(_unique(found), complete, untyped and not found, opaque)
+            complete = complete and (bool(part) or value == EITHER)
+        return Reach(_unique(found), complete, untyped and not found, opaque, EITHER in receivers)
 
     def _partly_unknown(self, receiver: Value, name: str) -> bool:
         """Whether an attribute that holds something to call may hold another thing that nobody can see into."""
@@ -171,6 +172,10 @@ class Dispatcher:
 
     def self_function(self, receiver: Expr, context: Context) -> Ref | None:
         """For ``self.m()``: the method that makes the call, since only classes that run it matter."""
+        if receiver[0] == "c" and receiver[1] == ("n", "type") and len(receiver[2]) == 1 and receiver[2][0]:
+            receiver = receiver[2][0]  # type(self).m()
+        elif receiver[0] == "a" and receiver[2] == "__class__":
+            receiver = receiver[1]
         if receiver[0] != "n":
             return None
         scopes = self.program.files[context.file].facts.scopes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from . import platforms
 from .bind import Passed, bind
 from .dispatch import Candidate, Dispatcher, Reach
 from .expressions import has_string, reads_attribute
 from .forwarding import Verdict
 from .infer import Context, last_name
 from .likeness import named
-from .model import Call
+from .model import Call, Expr
 from .origins import Origins
 from .reachability import Reachability
 from .versions import Versions
@@ -40,6 +41,13 @@ class Doubts:
         target = verdict.target
         if self._runs_on_mocks(context):
             return True
+        files = self.program.files
+        if files[target.ref[0]].is_test and not files[context.file].is_test:
+            return True  # what a test defines is made for what that test does with it
+        if reach.either and accepting:
+            return True
+        if self._meant_by_the_other_branch(verdict, accepting, call, context):
+            return True
         if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
             return True
         if accepting and self.origins.picked_by_a_name(call, context):
@@ -55,7 +63,7 @@ class Doubts:
             return True
         if reach.untyped:
             return self._hands_down(call, context, target) or self._strange(verdict, accepting)
-        if not accepting and reach.opaque:
+        if not accepting and (reach.opaque or (not reach.complete and self._stands_in(target))):
             return True
         if not accepting:
             return not verdict.candidate.exact and self._accepted_elsewhere(call, passed, target, context)
@@ -78,6 +86,34 @@ class Doubts:
             rejected = len(reach.candidates) - len(accepting)
             return rejected > len(accepting) or (len(reach.candidates) > 2 and self._chosen_by_name(call, context))
         return False
+
+    def _meant_by_the_other_branch(
+        self, verdict: Verdict, accepting: tuple[Verdict, ...], call: Call, context: Context
+    ) -> bool:
+        """``if flag: x.run(a) else: x.run(b=1)``: what takes one of the two only is what the flag stands for."""
+        if call.guard < 0 or not accepting:
+            return False
+        for raw in self.program.files[context.file].facts.calls:
+            other = Call._make(raw)
+            if other.func != call.func or other.scope != call.scope or other.perhaps or other.line == call.line:
+                continue
+            if not self.inference.excluded(context.file, other.guard, call.guard):
+                continue
+            passed = Passed(other.npos, other.keywords, other.star is not None, other.kwstar is not None)
+            taken = not bind(verdict.target.signature, passed, verdict.target.skip).rejects
+            if taken and all(bind(v.target.signature, passed, v.target.skip).rejects for v in accepting):
+                return True
+        return False
+
+    def _stands_in(self, target: Candidate) -> bool:
+        """Whether a definition is written under a condition, for where something else is missing; not for hardware."""
+        file, number = target.ref
+        scopes = self.program.files[file].facts.scopes
+        conditions: list[Expr | None] = []
+        while number >= 0:
+            conditions += [test for test, _ in self.inference.chain(file, scopes[number].guard)]
+            number = scopes[number].parent
+        return bool(conditions) and not any(platforms.of_condition(test) for test in conditions)
 
     def _strange(self, verdict: Verdict, accepting: tuple[Verdict, ...]) -> bool:
         """Whether none of a definition's kin accepts what is passed, by name where names are passed."""

@@ -227,9 +227,9 @@ class Drift:
         # What the receiver is declared as rejects the call, and only something below accepts it: another receiver.
         own = any(v.candidate.declared for v in accepting)
         narrow = bool(accepting) and not own and any(v.candidate.declared for v in faulty)
-        kin = len([v for v in faulty if any(comparable(v.target, other.target) for other in accepting)])
+        kin = [v for v in faulty if any(comparable(v.target, other.target) for other in accepting)]
         return [
-            Rejection(file, call, v, accepting, self._rejecting(v, accepting, kin, len(faulty)),
+            Rejection(file, call, v, accepting, self._rejecting(v, accepting, kin if v in kin else faulty, file),
                       reach.complete, reach.untyped,
                       self.reachability.platform_of(v.candidate) is not None,
                       narrow or self.doubts.doubtful(v, accepting, reach, call, passed, context),
@@ -239,10 +239,15 @@ class Drift:
             for v in faulty
         ]  # fmt: skip
 
-    def _rejecting(self, verdict: Verdict, accepting: tuple[Verdict, ...], kin: int, all_of_them: int) -> int:
-        """How many reject a call as this one does: what shares little with those that accept speaks for itself."""
-        alike = any(comparable(verdict.target, other.target) for other in accepting)
-        return kin if alike else all_of_them
+    def _rejecting(self, verdict: Verdict, accepting: tuple[Verdict, ...], like_it: list[Verdict], file: int) -> int:
+        """How many reject a call as this one does: what shares little with those that accept speaks for itself.
+
+        Where a plugin calls what it has of its own, of which another one accepts, the host's are not what it means.
+        """
+        home = self.program.package(file)
+        own = [v for v in like_it if self.program.package(v.target.ref[0]) == home]
+        meant = verdict in own and any(self.program.package(v.target.ref[0]) == home for v in accepting)
+        return len(own if meant else like_it)
 
     def _says_nothing(self, target: Candidate) -> bool:
         """Whether a function takes anything and looks at nothing: a stand-in, for whatever is called otherwise."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +18,8 @@ _HEAD = 4096
 _TYPE_ERRORS = frozenset({"TypeError", "Exception", "BaseException"})
 # What a test wraps around a call that is meant to fail.
 _EXPECTS = frozenset({"raises", "assertRaises", "assertRaisesRegex", "suppress", "assert_raises"})
+# Marks of a test that is meant to fail, or that never runs.
+_FAILING = frozenset({"xfail", "XFAIL", "expectedFailure", "skip", "SKIP"})
 _OVERLOADS = frozenset({"overload"})
 _MAX_DEPTH = 12
 _CONSTANTS = (bool, int, float, type(None))
@@ -193,7 +197,18 @@ class Extractor:
         index = self._open_function(node, node.name, decorators)
         if not overload:
             self._bind(node.name, node.lineno, ("F", index))
-        self._function_body(index, node.args, node.body)
+        self._function_body(index, node.args, node.body, any(self._may_fail(d) for d in decorators))
+
+    def _may_fail(self, decorator: Expr | None, depth: int = 0) -> bool:
+        """``@pytest.mark.xfail(...)`` and its kin, also by a name that this module has given to one."""
+        while decorator is not None and decorator[0] in "ca":
+            if decorator[0] == "a" and decorator[2] in _FAILING:
+                return True
+            decorator = decorator[1]
+        if decorator is None or decorator[0] != "n":
+            return False
+        given = self.scopes[0].bindings.get(decorator[1], ())
+        return decorator[1] in _FAILING or (not depth and any(self._may_fail(value, 1) for _, _, value in given))
 
     def _open_function(self, node: Any, name: str, decorators: tuple[Expr | None, ...]) -> int:
         index = len(self.scopes)
@@ -209,11 +224,16 @@ class Extractor:
         self.scopes.append(scope)
         return index
 
-    def _function_body(self, index: int, arguments: ast.arguments, body: list[ast.stmt]) -> None:
+    def _function_body(
+        self, index: int, arguments: ast.arguments, body: list[ast.stmt], may_fail: bool = False, inside: int = -1
+    ) -> None:
         saved = self.scope, self.guard, self.function
         in_class = self.scopes[self.scope].kind == "c"
         self.scope, self.guard, self.function = index, -1, index
         self._bind_parameters(arguments)
+        self.guard = inside
+        if may_fail:
+            self._opaque("try-type", self.scopes[index].line, True)
         self.reads.append(set())
         self.edits.append(set())
         self.popped.append({})
@@ -312,7 +332,7 @@ class Extractor:
         self._walk_arguments(node.args)
         index = self.lambdas[id(node)] = self._open_function(node, "<lambda>", ())
         body = ast.Return(value=node.body, lineno=node.lineno, col_offset=0)
-        self._function_body(index, node.args, [body])
+        self._function_body(index, node.args, [body], inside=self.guard)  # what holds here holds when it is run
         return index
 
     def _class(self, node: ast.ClassDef) -> None:
@@ -704,6 +724,9 @@ class Extractor:
                 kwstar = self._kwstar(keyword.value, names, kwstar)
             else:
                 names.append(keyword.arg)
+        saved = self.guard
+        if _expects_type_error(node):  # raises(TypeError, lambda: f(1))
+            self._opaque("try-type", node.lineno, True)
         npos, star, argnames = 0, None, []
         for arg in node.args:
             if isinstance(arg, ast.Starred):
@@ -715,6 +738,7 @@ class Extractor:
             self.walk(arg)
         for keyword in node.keywords:
             self.walk(keyword.value)
+        self.guard = saved
         self.walk(func)
         self._note_pop(node)
         if isinstance(func, ast.Name) and func.id in ("type", "setattr") and len(node.args) == 3:
@@ -805,6 +829,8 @@ class Extractor:
         if func is None:
             return None
         args = tuple(self.expr(a.value if isinstance(a, ast.Starred) else a, depth + 2) for a in node.args[:3])
+        if len(args) == 2 and func[-1] == "cast" and isinstance(node.args[0], ast.Constant):
+            args = (self.annotation(node.args[0]), args[1])
         keywords = tuple(k.arg or "**" for k in node.keywords)
         if any(isinstance(a, ast.Starred) for a in node.args):
             keywords += ("*",)
@@ -1011,17 +1037,22 @@ def _argument_name(node: ast.expr) -> str | None:
 
 
 def _ignores(source: bytes) -> dict[int, tuple[str, ...]]:
-    if b"hwbackends:" not in source:
+    """The rules that each line is to ignore, from comments; a string that looks like one is none."""
+    if _IGNORE.search(source) is None:
         return {}
     found: dict[int, tuple[str, ...]] = {}
-    for number, line in enumerate(source.splitlines(), start=1):
-        match = _IGNORE.search(line)
-        if match:
-            listed = (match.group(1) or b"").decode("ascii", "replace")
-            rules = tuple(part.strip() for part in listed.split(",") if part.strip())
-            found[number] = rules
-            if line.lstrip().startswith(b"#"):  # a comment of its own speaks for the line below it
-                found.setdefault(number + 1, (*rules, f"^{number}"))  # and is itself the place to name
+    try:
+        for token in tokenize.tokenize(io.BytesIO(source).readline):
+            match = _IGNORE.search(token.string.encode()) if token.type == tokenize.COMMENT else None
+            if match:
+                number = token.start[0]
+                listed = (match.group(1) or b"").decode("ascii", "replace")
+                rules = tuple(part.strip() for part in listed.split(",") if part.strip())
+                found[number] = rules
+                if token.line.lstrip().startswith("#"):  # a comment of its own speaks for the line below it
+                    found.setdefault(number + 1, (*rules, f"^{number}"))  # and is itself the place to name
+    except (tokenize.TokenError, SyntaxError, UnicodeError):
+        pass  # what the parser could read and this cannot, has no ignores behind that place
     return found
 
 

@@ -11,6 +11,7 @@ Conditions = Iterable[tuple[Expr | None, bool]]
 Key = tuple[str, ...]
 
 _OPPOSITE = {"IsNot": "Is", "NotEq": "Eq", "NotIn": "In"}
+_OPERATORS = frozenset({"Is", "Eq", "In", "Lt", "LtE", "Gt", "GtE"})
 
 
 def told(conditions: Conditions) -> dict[Expr, bool]:
@@ -50,6 +51,11 @@ def switches(conditions: Conditions) -> set[Key]:
         elif (key := _key(test)) is not None:
             found.add(_positive(key, True)[0])
     return found
+
+
+def subjects(conditions: Conditions) -> set[Key]:
+    """What conditions ask about, whatever they compare it with."""
+    return {key[:-2] if len(key) > 2 and key[-2] in _OPERATORS else key for key in switches(conditions)}
 
 
 def _switches(conditions: Conditions) -> dict[Key, bool]:

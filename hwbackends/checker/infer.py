@@ -23,6 +23,8 @@ from .program import Member, Patch, Program, Ref, Value, Values, final
 from .typetests import TypeTests
 
 UNKNOWN: Value = ("U",)
+# Beside other values: which of them it is hangs on arguments, and whoever passed those knows.
+EITHER: Value = ("X", "either")
 NOTHING: Values = frozenset()
 ANY: Values = frozenset({UNKNOWN})
 _LIMIT = 60
@@ -74,6 +76,8 @@ _SAME = frozenset(
 )
 _MANAGERS = frozenset(["contextmanager", "asynccontextmanager"])
 _ELEMENTS = frozenset(["values", "get", "pop", "popleft", "popitem", "setdefault", "copy"])
+# Functions that choose by what is configured; their callers do not know what they get.
+_FACTORY = re.compile(r"^_*(?:create|make|get|build|init|new|load|select|choose|resolve|instantiate|from)(?:_|$)")
 # Resolvers that call the class as well.
 _INSTANTIATE = frozenset({"instantiate", "create_instance", "get_instance", "load_and_instantiate"})
 _RESOLVERS = re.compile(r"resolve|import|load|locate|qualname|_cls|class|instantiate", re.I)
@@ -607,7 +611,7 @@ class Inference:
             file = self.program.module(joined, context.file if context else 0)
             return frozenset({("M", file) if file is not None else ("N", joined)})
         if kind == "X":
-            return frozenset({("X", f"{value[1]}.{name}")})
+            return frozenset({value if value == EITHER else ("X", f"{value[1]}.{name}")})
         if kind == "super":
             members = self.program.members(value[2], name, after=value[1])
             if any(self.program.hidden(value[2], member.owner, name, value[1]) for member in members):
@@ -816,17 +820,40 @@ class Inference:
         """What calling ``value`` returns."""
         kind = value[0]
         if kind == "C":
-            return self.made(value)
+            made = self.made(value)
+            several = len({v[1] for v in made if v[0] == "I"}) > 1
+            return made | {EITHER} if several and self._made_by_arguments(value[1]) else made
         if kind in "FB":
-            owner = value[2] if kind == "B" else None
-            return self._resolved_string(self.returns(value[1], owner), expr, context, value)
+            returned = self.returns(value[1], value[2] if kind == "B" else None)
+            if kind == "B" and value[3] and ("I", value[2], False) in returned and self._hands_itself_back(value[1]):
+                returned = returned - {("I", value[2], False)} | {("I", value[2], True)}
+            return self._resolved_string(returned, expr, context, value)
         if kind == "P":
             return self.result(value[1], expr, context)
         if kind == "I":
             return self._returns_of_method(value, "__call__")
+        if value == EITHER:
+            return frozenset({EITHER})
         if kind == "X":
             return self._resolved_string(frozenset({("X", value[1] + "()")}), expr, context, value)
         return self._resolved_string(ANY, expr, context, value)
+
+    def _made_by_arguments(self, kind: Ref) -> bool:
+        """Whether a ``__new__`` looks at what it was given where it chooses what to make."""
+        for (file, _), (_, _, written) in self.program.members(kind, "__new__"):
+            scope = self.program.scope((file, written[1])) if written is not None and written[0] == "F" else None
+            if scope is not None and scope.signature is not None:
+                given = {*scope.signature.positional[1:], *scope.signature.kwonly}
+                conditions = (test for guard, _ in scope.returns for test, _ in self.chain(file, guard))
+                if any(test is not None and not given.isdisjoint(_names_in(test)) for test in conditions):
+                    return True
+        return False
+
+    def _hands_itself_back(self, ref: Ref) -> bool:
+        """Whether a method returns its receiver: ``return self``."""
+        scope = self.program.scope(ref)
+        own = scope.signature.positional[:1] if scope.signature is not None else ()
+        return bool(own and scope.returns) and all(expr == ("n", own[0]) for _, expr in scope.returns)
 
     def made(self, value: Value) -> Values:
         """What calling a class makes: an instance of it, unless its ``__new__`` makes something else."""
@@ -911,10 +938,26 @@ class Inference:
                 result = held
         if owner is not None and result and all(v[0] == "C" for v in result):
             result |= self._other_classes(ref, owner, result)
+        result |= self._by_arguments(ref, result)
         if any(last_name(decorator) in _MANAGERS for decorator in scope.decorators):
             result = frozenset({("W", elements(result))})
         self._return_memo[key] = result
         return result
+
+    def _by_arguments(self, ref: Ref, result: Values) -> Values:
+        """``EITHER``, and what overloads declare, where a function says that its arguments decide what it returns."""
+        overloads = [self.program.scope(item) for item in self.program.overloads(ref)]
+        scope = self.program.scope(ref)
+        if not overloads and (scope.return_annotation is None or _FACTORY.match(scope.name)):
+            return NOTHING
+        outer = Context(ref[0], scope.parent, 0, -1, self.enclosing_class(ref))
+        declared = [s.return_annotation for s in overloads or (scope,) if s.return_annotation is not None]
+        values = frozenset().union(*(self.annotated(annotation, outer) for annotation in declared))
+        found = {v[1] for v in values | result if v[0] == "I"}
+        unrelated = {kind for kind in found if not any(kind in self.program.mro(other) for other in found - {kind})}
+        if len(unrelated) < 2 or not all(v[0] in "IX" for v in values):
+            return NOTHING
+        return values | {EITHER}
 
     def _other_classes(self, ref: Ref, owner: Ref, declared: Values) -> Values:
         """The classes that overrides of a getter return, where they share no base with what the base declares."""
@@ -936,7 +979,7 @@ class Inference:
                 )
             if len(found) > _LIMIT:
                 return ANY
-        useful = frozenset(v for v in found if v[0] not in "UX")
+        useful = frozenset(v for v in found if v[0] not in "UX" or v == EITHER)
         inner = {v for v in useful if v[0] == "F" and self.program.scope(v[1]).parent == ref[1] and v[1][0] == ref[0]}
         if len(inner) > 1 or (inner and UNKNOWN in found):
             return ANY  # a factory: which of its functions comes back depends on the arguments
@@ -964,6 +1007,15 @@ class Inference:
 def _in_body(scope: Scope, name: str, inside: bool, line: int) -> bool:
     """Whether a class body has given a name a value where a line of that body uses it; before, it means another."""
     return inside and (not line or any(binding[0] < line for binding in scope.bindings[name]))
+
+
+def _names_in(expr: Any) -> set[str]:
+    """Every plain name in an expression."""
+    if not isinstance(expr, tuple) or not expr:
+        return set()
+    if expr[0] == "n":
+        return {expr[1]}
+    return {name for part in expr for name in _names_in(part)}
 
 
 def _bound_by_hand(value: Expr) -> tuple[bool, Expr]:

@@ -118,11 +118,11 @@ class Origins:
     def decided_together(self, call: Call, context: Context, conditions: Conditions) -> bool:
         """Whether what was constructed hangs on a switch that a condition around the call asks for as well."""
         receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
-        asked = flags.switches(conditions) - {flags.dotted(receiver) for receiver in receivers}  # not: is it there
+        asked = flags.subjects(conditions) - {flags.dotted(receiver) for receiver in receivers}  # not: is it there
         if not asked:
             return False
         return any(
-            not asked.isdisjoint(flags.switches(origin.conditions))
+            not asked.isdisjoint(flags.subjects(origin.conditions))
             for receiver in receivers
             for origin in self.of(receiver, context)
         )
@@ -131,12 +131,12 @@ class Origins:
 
     def picked_by_a_name(self, call: Call, context: Context) -> bool:
         """Whether the receiver was looked up by a name that a condition around the call compares with a string."""
-        compared = {part for test, _ in self.inference.chain(context.file, call.guard) for part in _compared(test)}
-        if not compared:
-            return False
+        around = {part for test, _ in self.inference.chain(context.file, call.guard) for part in _compared(test)}
         receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
         origins = [origin for r in receivers for origin in (Origin(r, context, ()), *self.of(r, context))]
-        return any(_mentioned(origin.expr, compared) for origin in origins)
+        behind = {part for origin in origins for test, _ in origin.conditions for part in _compared(test)}
+        compared = around | behind
+        return bool(compared) and any(_mentioned(origin.expr, compared) for origin in origins)
 
     # -- attributes that a subclass holds something else in -----------------------------------------------------
 
@@ -197,6 +197,8 @@ def _compared(test: Expr | None) -> Iterator[str]:
     elif test[0] in "V&":
         for part in test[1]:
             yield from _compared(part)
+    elif test[0] == "=" and test[1] in ("Is", "IsNot") and _is_class(test[3]):
+        yield from _names(test[2])
     elif test[0] == "=" and (_is_text(test[3]) or _is_text(test[2])):
         yield from _names(test[2] if _is_text(test[3]) else test[3])
     elif test[0] == "c" and test[1][0] == "a" and test[1][2] in ("startswith", "endswith"):
@@ -207,8 +209,14 @@ def _is_text(expr: Expr) -> bool:
     """A string, an enum's member, or a collection of such."""
     if expr[0] == "t":
         return bool(expr[1]) and all(item is not None and _is_text(item) for item in expr[1])
-    constant = expr[0] == "a" and last_name(expr).isupper()  # a member of an enum
+    constant = expr[0] in "na" and last_name(expr).isupper()  # a member of an enum, a table of names
     return expr[0] == "s" or constant
+
+
+def _is_class(expr: Expr) -> bool:
+    """What is written like a class: ``frame_or_series is pd.DataFrame``."""
+    name = last_name(expr) if expr[0] in "na" else ""
+    return name[:1].isupper() and not name.isupper()
 
 
 def _names(expr: Expr) -> Iterator[str]:

@@ -60,6 +60,8 @@ class Program:
         self.files: list[SourceFile] = []
         self._modules: dict[str, list[int]] = defaultdict(list)
         self._resolved: dict[tuple[str, int], int | None] = {}
+        self._packages: dict[int, tuple[str, ...]] = {}
+        self._overloads: dict[int, dict[tuple[int, str], list[Ref]]] = {}
         given = list(files)
         templates = _templates(given)
         # Files behind these are read for their definitions only.
@@ -107,6 +109,18 @@ class Program:
         while guard >= 0:
             test, holds, guard = table[guard]
             yield test, holds
+
+    def overloads(self, ref: Ref) -> list[Ref]:
+        """The ``@overload`` declarations of a function."""
+        file = ref[0]
+        if file not in self._overloads:
+            found: dict[tuple[int, str], list[Ref]] = defaultdict(list)
+            for number, scope in enumerate(self.files[file].facts.scopes):
+                if scope.kind == "f" and any(d is not None and d[-1] == "overload" for d in scope.decorators):
+                    found[(scope.parent, scope.name)].append((file, number))
+            self._overloads[file] = dict(found)
+        scope = self.scope(ref)
+        return self._overloads[file].get((scope.parent, scope.name), [])
 
     def name_of(self, ref: Ref) -> str:
         return self.scope(ref).qualname
@@ -160,6 +174,15 @@ class Program:
         """Whether a folder is a package that lies in no other."""
         parents = self._modules.get(folder[-2], ()) if len(folder) > 1 else ()
         return not any(self.files[index].is_package and self.files[index].parts == folder[:-1] for index in parents)
+
+    def package(self, file: int) -> tuple[str, ...]:
+        """The top package that a file lies in, as a path; the file's own path where it lies in none."""
+        if file not in self._packages:
+            folder = self.files[file].parts
+            while len(folder) > 1 and not self.is_root(folder):
+                folder = folder[:-1]
+            self._packages[file] = folder
+        return self._packages[file]
 
     def submodule(self, file: int, name: str) -> int | None:
         wanted = (*self.files[file].parts, name)
