@@ -161,7 +161,7 @@ class ContractCheck:
                     for name in self.contract.hooks.keys() & found.bindings.keys():
                         yield from self._from_body(self.contract.hooks[name], (index, number), found)
                     for name in self.contract.hooks.keys() & found.attributes.keys():
-                        for place, guard, value in found.attributes[name]:
+                        for place, guard, value, _ in found.attributes[name]:
                             for item in inference.evaluate(value, inference.context((index, place), guard=guard)):
                                 yield from self._from_value(self.contract.hooks[name], item, False)
 

@@ -146,6 +146,7 @@ class Dispatcher:
             return Reach([], False, False)
         receivers = self.inference.evaluate(func[1], context)
         caller, allows = self.self_function(func[1], context), self.inference.tests.allows(func[1], context)
+        held = self.inference.tests.allows(func, context)  # if isinstance(self.part, A): self.part(x)
         found: list[Candidate] = []
         complete, untyped, opaque = bool(receivers), False, False
         for value in sorted(receivers, key=repr):
@@ -154,6 +155,8 @@ class Dispatcher:
                 untyped = True
             elif value[0] in "IC":
                 part = self.family(value, func[2], caller, allows)
+                if held is not None:
+                    part = [c for c in part if c.owner is None or held(c.owner)]
                 opaque = opaque or not part or self._partly_unknown(value, func[2])
             elif value[0] in ("M", "super"):
                 values = self.inference.tests.narrowed(func, self.inference.attribute(value, func[2], context), context)
@@ -355,9 +358,19 @@ class Dispatcher:
         if any(v[0] == "C" or (v[0] == "F" and not self._keeps(v[1], factory=is_call)) for v in values):
             return False
         seen = bool(values) and all(
-            v[0] == "F" or (v[0] == "X" and v[1].partition(".")[0] in _KEEPING_PACKAGES) for v in values
+            (v[0] == "F" and not self._hands_on_to_others(v[1]))
+            or (v[0] == "X" and v[1].partition(".")[0] in _KEEPING_PACKAGES)
+            for v in values
         )
         return True if seen else None
+
+    def _hands_on_to_others(self, ref: Ref) -> bool:
+        """Whether a decorator returns what one of another package makes of it."""
+        scope = self.program.scope(ref)
+        own = {*scope.signature.positional, *scope.signature.kwonly} if scope.signature is not None else set()
+        returned = [expr for _, expr in scope.returns if expr is None or expr[0] != "n" or expr[1] not in own]
+        context = self.inference.context(ref)
+        return any(v[0] == "X" for expr in returned for v in self.inference.evaluate(expr, context))
 
     def _keeps(self, ref: Ref, factory: bool) -> bool:
         """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given."""

@@ -63,6 +63,8 @@ class Doubts:
             return True
         if reach.untyped:
             return self._hands_down(call, context, target) or self._strange(verdict, accepting)
+        if self._lacks_only_its_receiver(verdict) or self._constructs(verdict, call, passed):
+            return True  # declared as the class, and an instance is meant, or the other way around
         if not accepting and (reach.opaque or (not reach.complete and self._stands_in(target))):
             return True
         if not accepting:
@@ -104,6 +106,20 @@ class Doubts:
             if taken and all(bind(v.target.signature, passed, v.target.skip).rejects for v in accepting):
                 return True
         return False
+
+    def _lacks_only_its_receiver(self, verdict: Verdict) -> bool:
+        target, missing = verdict.target, verdict.mismatch.missing
+        method = self.program.files[target.ref[0]].facts.scopes[self.program.scope(target.ref).parent].kind == "c"
+        first = target.signature.positional[:1]
+        return method and not target.skip and not verdict.candidate.exact and bool(first) and missing[:1] == first
+
+    def _constructs(self, verdict: Verdict, call: Call, passed: Passed) -> bool:
+        """Whether what is declared as an instance is called as its class is: ``kind: Model``, then ``kind(sizes)``."""
+        name, owner = self.program.scope(verdict.target.ref).name, verdict.candidate.owner
+        if name not in ("forward", "__call__") or last_name(call.func) == name or verdict.candidate.exact or not owner:
+            return False
+        made = self.dispatcher.constructors(("C", owner, False))
+        return any(not bind(c.signature, passed, c.skip).rejects and (passed.npos or passed.keywords) for c in made)
 
     def _stands_in(self, target: Candidate) -> bool:
         """Whether a definition is written under a condition, for where something else is missing; not for hardware."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import keywords
-from .model import Assignment, Expr, FileFacts, Guard, Scope, Signature
+from .model import DISPLAY, Assignment, Expr, FileFacts, Guard, Scope, Signature
 
 _IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 _GENERATED = re.compile(rb"(?i)\bgenerated\b[^.]{0,80}?\bfrom\b[\s#*'\"`:<]*([\w./\\-]+\.py)\b")
@@ -143,6 +143,7 @@ class Extractor:
             ast.Assert: self._assert,
             ast.Global: self._global,
             ast.Nonlocal: self._ignore,
+            ast.Delete: self._delete,
             ast.Pass: self._ignore,
             ast.Break: self._ignore,
             ast.Continue: self._ignore,
@@ -378,6 +379,8 @@ class Extractor:
             else:
                 handler(statement)
                 ends = ends or type(statement) in (ast.Return, ast.Continue, ast.Break)
+            if ends:
+                break  # nothing reaches what stands behind it
         self.guard = saved
         return ends
 
@@ -584,6 +587,16 @@ class Extractor:
             declared = ("|", declared, value) if annotation is None or value[0] in "cFKn" else declared
         self._target(node.target, declared, node.lineno)
 
+    def _delete(self, node: ast.Delete) -> None:
+        """``del kw["a"]`` takes one keyword out."""
+        for target in node.targets:
+            self.walk(target)
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                if isinstance(target.slice, ast.Constant):
+                    self.popped[-1].setdefault(target.value.id, set()).add(str(target.slice.value))
+                else:
+                    self.edits[-1].add(target.value.id)
+
     def _aug_assign(self, node: ast.AugAssign) -> None:
         self.walk(node.value)
         if isinstance(node.target, ast.Name):
@@ -612,7 +625,7 @@ class Extractor:
         own = isinstance(owner, ast.Name) and owner.id in (self.self_name[-1], *self.made[-1])
         if own and self.klass and self.function >= 0:
             attributes = self.scopes[self.klass[-1]].attributes
-            attributes.setdefault(target.attr, []).append((self.scope, self.guard, value))
+            attributes.setdefault(target.attr, []).append((self.scope, self.guard, value, target.lineno))
             return
         described = self.expr(owner)
         if described is not None:
@@ -890,7 +903,7 @@ def _describe_boolop(ex: Extractor, node: ast.BoolOp, depth: int) -> Expr | None
 
 
 def _describe_display(ex: Extractor, node: ast.Tuple | ast.List | ast.Set, depth: int) -> Expr | None:
-    return ("t", tuple(ex.expr(item, depth) for item in node.elts[:40]))
+    return ("t", tuple(ex.expr(item, depth) for item in node.elts[:DISPLAY]))
 
 
 def _describe_dict(ex: Extractor, node: ast.Dict, depth: int) -> Expr | None:

@@ -489,7 +489,7 @@ class Inference:
         for _, _, value in scope.bindings.get("*", ()):
             if value is not None and value[0] == "m":
                 target = self.program.import_target(file, value[1], value[2])
-                if target is not None and target != file:
+                if target is not None and target != file and self.program.exports(target, name):
                     found |= self.module_attribute(target, name)
         known = frozenset(value for value in found if value != UNKNOWN)
         return known or self._patched_module(file, name) or ANY
@@ -662,9 +662,8 @@ class Inference:
         for owner in classes:
             declared: set[Value] = set()
             given: set[Value] = set()
-            for scope, guard, expr in self.program.scope(owner).attributes.get(name, ()):
-                line = self.program.files[owner[0]].facts.scopes[scope].line
-                context = Context(owner[0], scope, line + 100_000, guard, value[1], value[2])
+            for scope, guard, expr, line in self.program.scope(owner).attributes.get(name, ()):
+                context = Context(owner[0], scope, line, guard, value[1], value[2])
                 (declared if expr is not None and expr[0] == "T" else given).update(self.evaluate(expr, context))
                 if len(declared) + len(given) > _LIMIT:
                     return {UNKNOWN}
@@ -695,9 +694,8 @@ class Inference:
         """Everything that methods of a class and of its bases assign to ``self.name``, ``None`` aside."""
         found: set[Value] = set()
         for item in self.program.mro(owner):
-            for scope, guard, expr in self.program.scope(item).attributes.get(name, ()):
+            for scope, guard, expr, line in self.program.scope(item).attributes.get(name, ()):
                 if expr != ("k", None):
-                    line = self.program.files[item[0]].facts.scopes[scope].line + 100_000
                     found |= self.evaluate(expr, Context(item[0], scope, line, guard, owner, True))
         return frozenset(found)
 
@@ -983,7 +981,7 @@ class Inference:
         inner = {v for v in useful if v[0] == "F" and self.program.scope(v[1]).parent == ref[1] and v[1][0] == ref[0]}
         if len(inner) > 1 or (inner and UNKNOWN in found):
             return ANY  # a factory: which of its functions comes back depends on the arguments
-        return useful or declared or ANY
+        return useful | (found & ANY if useful else NOTHING) or declared or ANY
 
     def _returned_by(self, ref: Ref, owner: Ref) -> Values:
         scope = self.program.scope(ref)

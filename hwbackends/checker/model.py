@@ -33,6 +33,7 @@ import marshal
 from typing import Any, NamedTuple
 
 Expr = tuple[Any, ...]
+DISPLAY = 40  # items that are kept of a tuple, list or set display
 
 
 class Signature(NamedTuple):
@@ -89,8 +90,8 @@ class Scope(NamedTuple):
     # classes
     bases: tuple[Expr | None, ...] = ()
     class_keywords: tuple[str, ...] = ()
-    # self.x = ...: (function scope, guard, value)
-    attributes: dict[str, list[tuple[int, int, Expr | None]]] = {}  # noqa: RUF012 (replaced by each class)
+    # self.x = ...: (function scope, guard, value, line)
+    attributes: dict[str, list[tuple[int, int, Expr | None, int]]] = {}  # noqa: RUF012 (replaced by each class)
     fields: tuple[tuple[str, bool, bool, str], ...] = ()  # annotated: (name, has default, init, annotation head)
     # functions
     signature: Signature | None = None

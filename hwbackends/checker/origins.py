@@ -93,8 +93,7 @@ class Origins:
             if self.dispatcher.self_function(expr[1], context) is None:
                 return
             for owner in self.program.mro(context.owner):
-                for scope, guard, value in self.program.scope(owner).attributes.get(expr[2], ()):
-                    line = self.program.files[owner[0]].facts.scopes[scope].line + 100_000
+                for scope, guard, value, line in self.program.scope(owner).attributes.get(expr[2], ()):
                     at = Context(owner[0], scope, line, guard, context.owner)
                     yield value, at, self.inference.chain(owner[0], guard)
 
@@ -134,6 +133,7 @@ class Origins:
         around = {part for test, _ in self.inference.chain(context.file, call.guard) for part in _compared(test)}
         receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
         origins = [origin for r in receivers for origin in (Origin(r, context, ()), *self.of(r, context))]
+        origins += [Origin(*given) for r in receivers for given in self._assignments(r, context)]
         behind = {part for origin in origins for test, _ in origin.conditions for part in _compared(test)}
         compared = around | behind
         return bool(compared) and any(_mentioned(origin.expr, compared) for origin in origins)
@@ -197,7 +197,7 @@ def _compared(test: Expr | None) -> Iterator[str]:
     elif test[0] in "V&":
         for part in test[1]:
             yield from _compared(part)
-    elif test[0] == "=" and test[1] in ("Is", "IsNot") and _is_class(test[3]):
+    elif test[0] == "=" and test[1] in ("Is", "IsNot", "Eq", "NotEq") and _is_class(test[3]):
         yield from _names(test[2])
     elif test[0] == "=" and (_is_text(test[3]) or _is_text(test[2])):
         yield from _names(test[2] if _is_text(test[3]) else test[3])
@@ -233,6 +233,7 @@ def _mentioned(expr: Expr | None, names: set[str], inside: bool = False, depth: 
     if expr[0] in "na" and inside and last_name(expr).lstrip("_") in names:
         return True
     if expr[0] == "c":
+        inside = inside or (expr[1] is not None and expr[1][0] == "n")  # made = kind(1): what is called was compared
         given = any(_mentioned(arg, names, True, depth + 1) for arg in expr[2])
         return given or not names.isdisjoint(expr[4]) or _mentioned(expr[1], names, inside, depth + 1)
     if expr[0] == "i":

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .model import Binding, Expr, FileFacts, Guard, Scope
+from .model import DISPLAY, Binding, Expr, FileFacts, Guard, Scope
 
 # A definition's address: the index of its file, then of its scope in that file.
 Ref = tuple[int, int]
@@ -190,6 +190,16 @@ class Program:
             if self.files[index].parts == wanted:
                 return index
         return None
+
+    def exports(self, file: int, name: str) -> bool:
+        """Whether ``from module import *`` brings a name along."""
+        listed = self.files[file].facts.scopes[0].bindings.get("__all__", ())
+        if not listed:
+            return not name.startswith("_")
+        value = listed[0][2]
+        if len(listed) > 1 or value is None or value[0] != "t" or len(value[1]) >= DISPLAY:
+            return True  # put together, or too long to be kept whole
+        return ("s", name) in value[1] or any(item is None or item[0] != "s" for item in value[1])
 
     def import_target(self, file: int, level: int, module: str) -> int | None:
         return self.relative(file, level, module) if level else self.module(module, file)

@@ -14,7 +14,6 @@ from .origins import Origins
 from .program import Ref
 
 _RESOLUTIONS = 3  # how often a name in a condition is followed to what it was given
-_AT_THE_END = 1 << 30  # behind the last line of any scope
 
 
 class Reachability:
@@ -87,8 +86,8 @@ class Reachability:
         holds = dict(conditions)
         bound = excluded = 0
         for owner in self.program.mro(context.owner):
-            for scope, guard, expr in self.program.scope(owner).attributes.get(call.func[2], ()):
-                values = self.inference.evaluate(expr, self.inference.context((owner[0], scope), _AT_THE_END, guard))
+            for scope, guard, expr, line in self.program.scope(owner).attributes.get(call.func[2], ()):
+                values = self.inference.evaluate(expr, self.inference.context((owner[0], scope), line, guard))
                 if any(value[0] in "FB" and value[1] == candidate.ref for value in values):
                     bound += 1
                     chain = self.inference.chain(owner[0], guard)

@@ -118,7 +118,7 @@ class TypeTests:
             guards = [binding[1] for binding in scopes[context.scope].bindings.get(expr[1], ())]
         elif expr[0] == "a" and (around := self.inference.enclosing_class((context.file, context.scope))):
             assigned = self.program.scope(around).attributes.get(expr[2], ())
-            guards = [guard for scope, guard, _ in assigned if scope == context.scope]
+            guards = [guard for scope, guard, _, _ in assigned if scope == context.scope]
         return any(self.inference.inside(context.file, number, guard) for guard in guards)
 
     # -- classes ------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class TypeTests:
                 complete = complete and value[2]
             else:
                 complete = False
-                if value[0] != "X":
+                if value[0] not in "XN":
                     outside = None
                 elif outside is not None:
                     outside.add(value[1].rpartition(".")[2])
@@ -191,6 +191,8 @@ class TypeTests:
         return frozenset(found) or asserted
 
     def _can_be(self, value: Value, test: Expr, holds: bool, expr: Expr, context: Context) -> bool:
+        if value[0] == "C" and test[0] == "c" and test[1] == ("n", "isinstance") and test[2][1] == ("n", "type"):
+            return holds
         owners = (value[1],) if value[2] else self.program.descendants(value[1])
         wanted = "C" if _asks_for_subclass(test) else "I"
         return value[0] != wanted or any(self._truth(test, expr, o, context) in (None, holds) for o in owners)
