@@ -16,7 +16,7 @@ from tests.registry.fake_plugins import Site
 
 # One profile for every machine: a slow machine must not turn a property red, and a failure must come back.
 settings.register_profile(
-    "default", max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "default", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=5_000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

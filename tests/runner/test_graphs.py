@@ -26,9 +26,9 @@ from tests.engines.transformers.scenes import (
     PROMPTS,
     answer,
     assert_stock,
-    layouts,
     make_runner,
     models,
+    models_and_layouts,
     seeded,
     serve_all,
     stock_model,
@@ -56,11 +56,10 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def mixed_runner(name: str, recorded: bool = True, **choices: Any) -> PackedRunner:
     """Every third step decodes, the others verify three drafts."""
     drafter = seeded(name, PROMPTS, pause=3)
-    return make_runner(name, drafter, recorded, max_batch=5, draft_tokens=3, **choices)
+    return make_runner(name, drafter, recorded, max_batch=3, draft_tokens=3, **choices)
 
 
-@models
-@layouts
+@models_and_layouts
 @places
 def test_decode_and_verify_steps_are_replays_and_give_the_stock_tokens(
     name: str, layout: str, backend: str, device: str
@@ -108,8 +107,7 @@ def bytes_of(runner: PackedRunner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in live_bytes(runner).items()}
 
 
-@models
-@layouts
+@models_and_layouts
 @places
 def test_recording_and_padded_rows_write_nothing(name: str, layout: str, backend: str, device: str) -> None:
     runner = mixed_runner(name, layout=layout, backend=backend, device=device)
@@ -131,8 +129,7 @@ def test_recording_and_padded_rows_write_nothing(name: str, layout: str, backend
         assert tensor[~outside].any(), key
 
 
-@models
-@layouts
+@models_and_layouts
 @places
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "eager"])
 def test_nan_left_behind_by_others_reaches_nobody(
@@ -149,8 +146,7 @@ def test_nan_left_behind_by_others_reaches_nobody(
     assert not any(store[NOTHING].any() for store in (*runner.store.keys.values(), *runner.store.values.values()))
 
 
-@models
-@layouts
+@models_and_layouts
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "eager"])
 def test_a_request_that_overflows_spoils_itself_alone(name: str, layout: str, recorded: bool) -> None:
     """One token of the vocabulary gives NaN. Those that share its steps have the stock tokens, those after it too, and
@@ -195,8 +191,7 @@ def spoil(runner: PackedRunner) -> None:
             bucket.output.tokens.fill_(-1)
 
 
-@models
-@layouts
+@models_and_layouts
 @places
 def test_nothing_stale_in_static_buffers_reaches_a_live_row(name: str, layout: str, backend: str, device: str) -> None:
     runner = mixed_runner(name, layout=layout, backend=backend, device=device)
@@ -213,7 +208,7 @@ def test_nothing_stale_in_static_buffers_reaches_a_live_row(name: str, layout: s
 @models
 def test_a_request_alone_and_among_others_has_the_same_logits(name: str) -> None:
     """In the bucket of one, and in that of five beside requests of other lengths."""
-    runner = make_runner(name, seeded(name, PROMPTS), draft_tokens=2, max_batch=5, layout="ring")
+    runner = make_runner(name, seeded(name, PROMPTS), draft_tokens=2, max_batch=5, layout="ring", recorded=True)
     requests = [runner.add(prompt, NEW_TOKENS) for prompt in PROMPTS[3:8]]
     while any(request.prefilling for request in requests):
         runner.step()
@@ -275,7 +270,7 @@ def test_rows_are_packed_as_segments_are(name: str) -> None:
     ],
 )
 def test_rows_that_would_touch_those_of_others_are_refused(mode: str, rows: list[StepRow], message: str) -> None:
-    runner = make_runner("lfm2", recorded=False, max_batch=3, max_len=13)
+    runner = make_runner("lfm2", max_batch=3, max_len=13)
     before = bytes_of(runner)
     with pytest.raises(ArgumentError, match=message):
         runner.graphs.run(ForwardMode(mode), rows)
@@ -293,8 +288,8 @@ def test_a_graph_cannot_record_experts_that_the_host_loops_over() -> None:
     model = tiny_model("inkling", seed=3)
     model.set_experts_implementation("eager")
     with pytest.raises(UnsupportedError, match=r"experts_implementation: got 'eager'.*batched_mm"):
-        make_runner("inkling", model=model)
-    runner = make_runner("inkling", model=model, recorded=False)
+        make_runner("inkling", model=model, recorded=True)
+    runner = make_runner("inkling", model=model)
     request = runner.add(PROMPTS[5], 5)
     runner.run()
     assert request.generated == answer("inkling", PROMPTS[5]).tokens[:5]
@@ -313,7 +308,7 @@ def test_a_runner_is_made_in_one_inference_mode_and_run_in_another(inside: str) 
 def test_experts_without_a_loop_are_recorded(experts: str) -> None:
     model = tiny_model("inkling", seed=3)
     model.set_experts_implementation(experts)
-    serve_all(make_runner("inkling", model=model), "inkling", PROMPTS[2:6])
+    serve_all(make_runner("inkling", model=model, recorded=True, max_batch=2), "inkling", PROMPTS[2:6])
 
 
 def test_where_nobody_has_a_draft_the_step_decodes() -> None:

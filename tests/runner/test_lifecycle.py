@@ -19,15 +19,15 @@ from tests.engines.transformers.scenes import (
     PROMPTS,
     answer,
     assert_stock,
-    layouts,
     make_runner,
     models,
+    models_and_layouts,
     seeded,
 )
 
 
 def runner_of(name: str = "lfm2", **choices: Any) -> PackedRunner:
-    return make_runner(name, recorded=False, **choices)
+    return make_runner(name, **choices)
 
 
 def in_forward(runner: PackedRunner, at: int, what: Callable[[], None]) -> Any:
@@ -48,9 +48,8 @@ def assert_nothing_held(runner: PackedRunner) -> None:
     assert runner.stats()["kv_pages"] == 0
 
 
-@models
-@layouts
-@pytest.mark.parametrize("at", [2, 6, 9])
+@models_and_layouts
+@pytest.mark.parametrize("at", [2, pytest.param(6, marks=pytest.mark.slow), 9])
 def test_a_request_that_leaves_during_a_forward_publishes_nothing(name: str, layout: str, at: int) -> None:
     runner = runner_of(name, layout=layout, max_batch=3, prefix_slots=8)
     leaving = runner.add(PROMPTS[8], NEW_TOKENS)
@@ -68,15 +67,14 @@ def test_a_request_that_leaves_during_a_forward_publishes_nothing(name: str, lay
     assert_nothing_held(runner)
 
 
-@models
-@layouts
+@models_and_layouts
 @pytest.mark.parametrize(("error", "drafts"), [(KeyboardInterrupt, 0), (torch.OutOfMemoryError, 3)])
 @pytest.mark.parametrize("at", [2, 12])
 def test_an_interrupted_step_repeats_exactly(
     name: str, layout: str, error: type[BaseException], drafts: int, at: int
 ) -> None:
     drafter = seeded(name, PROMPTS[5:9]) if drafts else None
-    runner = make_runner(name, drafter, recorded=False, layout=layout, max_batch=3, draft_tokens=drafts)
+    runner = make_runner(name, drafter, layout=layout, max_batch=3, draft_tokens=drafts)
     requests = [runner.add(prompt, NEW_TOKENS) for prompt in PROMPTS[5:9]]
 
     def fail() -> None:
@@ -143,7 +141,7 @@ def test_tokens_come_by_iterator_callback_and_streamer() -> None:
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_runner_serves_threads_that_add_wait_and_cancel(drafts: int) -> None:
     name = "lfm2"
-    runner = make_runner(name, recorded=False, draft_tokens=drafts, max_batch=3)
+    runner = make_runner(name, draft_tokens=drafts, max_batch=3)
     results: dict[int, list[int]] = {}
 
     def ask(index: int) -> None:
@@ -262,8 +260,7 @@ def test_ended_requests_are_not_kept_for_ever() -> None:
 # priorities and pages
 
 
-@models
-@layouts
+@models_and_layouts
 def test_a_higher_priority_takes_a_place_and_the_lower_one_resumes_exactly(name: str, layout: str) -> None:
     runner = runner_of(name, layout=layout, max_batch=1)
     low = runner.add(PROMPTS[8], NEW_TOKENS)

@@ -47,7 +47,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@models
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("inkling", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
 def test_a_config_gives_the_stock_tokens(name: str, options: dict[str, Any]) -> None:

@@ -30,19 +30,18 @@ from tests.engines.transformers.scenes import (
     layouts,
     make_runner,
     models,
+    models_and_layouts,
     seeded,
     serve_all,
 )
 
 
-@models
-@layouts
+@models_and_layouts
 def test_decoding_gives_the_stock_tokens(name: str, layout: str) -> None:
     serve_all(make_runner(name, layout=layout), name)
 
 
-@models
-@layouts
+@models_and_layouts
 def test_verified_drafts_give_the_stock_tokens_and_every_accepted_count_occurs(name: str, layout: str) -> None:
     runner = make_runner(name, seeded(name, PROMPTS), layout=layout, draft_tokens=3)
     serve_all(runner, name)
@@ -59,16 +58,14 @@ def test_any_number_of_drafts_gives_the_stock_tokens(name: str, drafts: int) -> 
     assert missing_counts(runner.requests, drafts) == []
 
 
-@pytest.mark.parametrize("max_batch", [1, 2, 3, 5, 11, 16])
-@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize(("max_batch", "drafts"), [(1, 2), (2, 0), (5, 2), (16, 0)])
 def test_any_batch_size_gives_the_stock_tokens(max_batch: int, drafts: int) -> None:
     drafter = seeded("inkling", PROMPTS) if drafts else None
     serve_all(make_runner("inkling", drafter, max_batch=max_batch, draft_tokens=drafts), "inkling", apart=5)
 
 
 @pytest.mark.slow
-@models
-@layouts
+@models_and_layouts
 @pytest.mark.parametrize("max_batch", range(1, 17))
 @pytest.mark.parametrize("drafts", [0, 1, 2, 3, 5])
 def test_the_whole_matrix_gives_the_stock_tokens(name: str, layout: str, max_batch: int, drafts: int) -> None:
@@ -115,7 +112,7 @@ def serve_events(events: dict[str, Any]) -> None:
     assert not runner.scheduler.allocator.used
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(EVENTS)
 def test_requests_may_join_and_leave_at_any_step(events: dict[str, Any]) -> None:
     serve_events(events)
@@ -162,8 +159,7 @@ def test_a_cancelled_request_frees_its_slot_for_another() -> None:
     assert never.generated == []
 
 
-@models
-@layouts
+@models_and_layouts
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_shared_prefix_is_computed_once(name: str, layout: str, drafts: int) -> None:
     """The donor's prompt is snapshot by extend, its answer by decode or by the commit of a verify step."""
@@ -195,7 +191,7 @@ def test_prefixes_give_way_when_their_slots_are_needed() -> None:
 
 
 def test_metadata_is_resolved_once_per_step_and_decode_metadata_by_replay() -> None:
-    runner = make_runner("inkling", max_batch=4)
+    runner = make_runner("inkling", recorded=True, max_batch=4)
     captures, reads = runner.sidecar.resolutions, runner.sidecar.reads
     before = runner.addresses()
     serve_all(runner, "inkling")
@@ -258,7 +254,7 @@ def test_n_grams_are_accepted_where_text_repeats_itself() -> None:
 def test_checked_mode_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HWBACKENDS_CHECKED", "1")
     drafter = seeded("lfm2", PROMPTS)
-    serve_all(make_runner("lfm2", drafter, recorded=False, draft_tokens=2, layout="window"), "lfm2")
+    serve_all(make_runner("lfm2", drafter, draft_tokens=2, layout="window"), "lfm2")
 
 
 def test_an_end_token_ends_the_answer() -> None:
@@ -292,7 +288,7 @@ def test_a_run_reports_each_step() -> None:
 
 
 def test_bad_requests_are_refused_and_change_nothing() -> None:
-    runner = make_runner("lfm2", recorded=False)
+    runner = make_runner("lfm2")
     bad: list[tuple[str, Any, Any]] = [
         ("prompt: got no token", (), 3),
         ("token ids from 0 to 255; outside: 256", (3, 256), 3),
@@ -320,7 +316,7 @@ def test_bad_requests_are_refused_and_change_nothing() -> None:
 
 @layouts
 def test_a_step_that_fails_before_the_model_ran_may_be_tried_again_and_leaks_no_slot(layout: str) -> None:
-    runner = make_runner("lfm2", recorded=False, layout=layout, max_batch=3, prefix_slots=5)
+    runner = make_runner("lfm2", layout=layout, max_batch=3, prefix_slots=5)
     forwards = 0
 
     @contextlib.contextmanager
@@ -346,13 +342,13 @@ def test_a_step_that_fails_before_the_model_ran_may_be_tried_again_and_leaks_no_
 
 
 def test_prompts_may_be_arrays_and_tensors() -> None:
-    runner = make_runner("lfm2", recorded=False)
+    runner = make_runner("lfm2")
     for prompt in (bytes(PROMPTS[4]), torch.tensor(PROMPTS[4]), torch.tensor(PROMPTS[4]).numpy()):
         assert runner.add(prompt, 3).prompt == PROMPTS[4]  # type: ignore[arg-type]
 
 
 def test_only_its_own_requests_are_cancelled_and_none_is_taken_after_close() -> None:
-    runner, other = make_runner("lfm2", recorded=False), make_runner("lfm2", recorded=False)
+    runner, other = make_runner("lfm2"), make_runner("lfm2")
     request = other.add(PROMPTS[2], 3)
     for _ in range(2):
         with pytest.raises(ArgumentError, match="cancel: request: got a Request that it does not know"):
@@ -400,7 +396,7 @@ class Scripted(Drafter):
     ],
 )
 def test_bad_drafts_are_refused_before_they_reach_the_model(proposed: Any, message: str) -> None:
-    runner = make_runner("lfm2", Scripted(lambda requests, count: proposed), recorded=False, draft_tokens=2)
+    runner = make_runner("lfm2", Scripted(lambda requests, count: proposed), draft_tokens=2)
     for prompt in PROMPTS[:2]:
         runner.add(prompt, 5)
     with pytest.raises(ArgumentError, match=message):
@@ -416,7 +412,7 @@ def test_a_drafter_may_cancel_and_add_requests_while_it_is_asked(drafts: list[in
             runner.add(PROMPTS[4], NEW_TOKENS)
         return [drafts for _ in requests]
 
-    runner = make_runner("lfm2", Scripted(script), recorded=False, draft_tokens=2, max_batch=2)
+    runner = make_runner("lfm2", Scripted(script), draft_tokens=2, max_batch=2)
     had: list[list[int]] = []
     first, *others = [runner.add(prompt, NEW_TOKENS) for prompt in PROMPTS[5:8]]
     runner.run()

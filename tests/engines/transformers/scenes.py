@@ -43,6 +43,12 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 
 models = pytest.mark.parametrize("name", ["inkling", "lfm2"])
 layouts = pytest.mark.parametrize("layout", ["window", "ring", "lazy"])
+_PAIRS = [("inkling", "ring"), ("lfm2", "window"), ("lfm2", "lazy")]
+_OTHERS = [("inkling", "window"), ("inkling", "lazy"), ("lfm2", "ring")]
+models_and_layouts = pytest.mark.parametrize(
+    ("name", "layout"), [*_PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in _OTHERS)]
+)
+"""Each model and each layout at least once; the whole product with `-m slow`."""
 
 
 @functools.cache
@@ -69,13 +75,14 @@ def record(launch: Callable[[], None]) -> Callable[[], None]:
 def make_runner(
     name: str,
     drafter: Drafter | None = None,
-    recorded: bool = True,
+    recorded: bool = False,
     model: Any = None,
     backend: str = "reference",
     device: str = "cpu",
     **settings: Any,
 ) -> PackedRunner:
-    """A runner over a fresh model with the stock model's weights, or over `model`."""
+    """A runner over a fresh model with the stock model's weights, or over `model`. Recording takes longer than serving,
+    so that whoever asks about graphs says `recorded`."""
     chosen = {"max_batch": 4, "max_len": 96, "chunk_size": CHUNK, "keep_logits": True, **settings}
     model = tiny_model(name, seed=3, device=device) if model is None else model
     bound = hwbackends.load(backend, device=None if device == "cpu" else device)

@@ -13,7 +13,15 @@ import hwbackends
 from hwbackends.engines.transformers.cache import ConvStateCache
 from hwbackends.engines.transformers.tiny import tiny_model
 from hwbackends.errors import ArgumentError
-from tests.engines.transformers.scenes import LOGITS_BOUND, NEW_TOKENS, PROMPTS, answer, layouts, models
+from tests.engines.transformers.scenes import (
+    LOGITS_BOUND,
+    NEW_TOKENS,
+    PROMPTS,
+    answer,
+    layouts,
+    models,
+    models_and_layouts,
+)
 
 
 def cache_for(model: Any, layout: str = "window", **settings: Any) -> ConvStateCache:
@@ -25,8 +33,7 @@ def generate(model: Any, ids: Tensor, cache: ConvStateCache, **kwargs: Any) -> A
     return model.generate(ids, **{cache.spec.cache_argument: cache}, **given)
 
 
-@models
-@layouts
+@models_and_layouts
 def test_greedy_generation_gives_the_stock_tokens_and_logits(name: str, layout: str) -> None:
     model = tiny_model(name, seed=3)
     cache = cache_for(model, layout)
@@ -39,8 +46,7 @@ def test_greedy_generation_gives_the_stock_tokens_and_logits(name: str, layout: 
         assert difference <= LOGITS_BOUND
 
 
-@models
-@layouts
+@models_and_layouts
 def test_prompt_lookup_gives_the_stock_tokens(name: str, layout: str) -> None:
     model = tiny_model(name, seed=3)
     for prompt in (PROMPTS[0], PROMPTS[5], PROMPTS[8]):
@@ -49,8 +55,7 @@ def test_prompt_lookup_gives_the_stock_tokens(name: str, layout: str) -> None:
         assert out[0, len(prompt) :].tolist() == answer(name, prompt).tokens
 
 
-@models
-@layouts
+@models_and_layouts
 def test_an_assistant_that_is_often_right_gives_the_stock_tokens(name: str, layout: str) -> None:
     """The assistant is the model with a little noise in its head, so that some drafts are kept and some taken back."""
     model = tiny_model(name, seed=3)
@@ -127,8 +132,7 @@ def test_the_cache_answers_what_transformers_asks() -> None:
     assert (inkling.is_compileable, lfm2.is_compileable) == (False, False)
 
 
-@models
-@layouts
+@models_and_layouts
 def test_more_candidates_than_draft_tokens_are_taken_back_as_well(name: str, layout: str) -> None:
     model = tiny_model(name, seed=3)
     for prompt in (PROMPTS[0], PROMPTS[8]):
@@ -138,8 +142,7 @@ def test_more_candidates_than_draft_tokens_are_taken_back_as_well(name: str, lay
         assert out[0, len(prompt) :].tolist() == answer(name, prompt).tokens
 
 
-@models
-@layouts
+@models_and_layouts
 @pytest.mark.parametrize("removed", [1, 4])
 def test_a_recorded_text_is_taken_back_and_goes_on_as_another(name: str, layout: str, removed: int) -> None:
     model = tiny_model(name, seed=3)
@@ -187,8 +190,7 @@ def test_a_batch_beyond_the_caches_is_refused() -> None:
         generate(model, torch.tensor([PROMPTS[4]] * 3), cache_for(model, max_batch=2))
 
 
-@models
-@layouts
+@models_and_layouts
 def test_beams_give_the_stock_beams(name: str, layout: str) -> None:
     model = tiny_model(name, seed=3)
     ids = torch.tensor([PROMPTS[8][:9], PROMPTS[5][:9]])
