@@ -387,6 +387,7 @@ def test_a_model_that_moved_to_another_dtype_is_refused() -> None:
         runner.run()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft reads it
 def test_adapters_are_noticed() -> None:
     peft = pytest.importorskip("peft")
 
