@@ -176,7 +176,7 @@ def test_a_model_that_runs_beside_its_graphs_fails(monkeypatch: pytest.MonkeyPat
 
 def test_a_run_without_some_accepted_count_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SeededDrafter, "_draw", lambda self, most, count: min(most, 2))
-    result = demo("--backend", "reference", "--model", "lfm2")
+    result = demo("--backend", "reference", "--model", "lfm2", "--requests", "5")
     assert result.exit_code == 1
     assert "missing [3]" in " ".join(result.stdout.split())
 
