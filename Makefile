@@ -12,7 +12,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering compile-kernels mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
+.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -57,8 +57,14 @@ check: $(INSTALLED) ## hold this tree's own hooks against the contract, and ever
 lowering: ## lower every Ascend kernel with the vendor's compiler, in an environment of its own (Python 3.11)
 	PYTHON=$(PYTHON) tools/lowering/run.sh
 
-compile-kernels: $(INSTALLED) ## compile what cuda and rocm launch to machine code, without a GPU (x86-64; ALL=--all: for every chip)
+compile-kernels: $(INSTALLED) ## compile kernels of cuda and rocm to machine code, without a GPU (x86-64; ALL=--hot: AMD's hot ones alone)
 	$(BIN)/python tools/compile/compile.py --workers $(WORKERS) $(ALL)
+
+compile-kernels-check: $(INSTALLED) ## compile nothing: what compile-kernels leaves out of the whole, and whether the whole's result is stale
+	$(BIN)/python tools/compile/compile.py --workers $(WORKERS) --check
+
+compile-kernels-whole: $(INSTALLED) ## the whole product of scenes and chips; goes on where it was stopped (build/compile-kernels)
+	nice -n 10 $(BIN)/python tools/compile/compile.py --workers $(WORKERS) --whole $(ALL)
 
 drift-corpus: $(INSTALLED) ## the checker against published releases with known faults (downloads wheels)
 	$(BIN)/python benchmarks/drift_corpus.py

@@ -18,6 +18,7 @@ from hwbackends.triton_ops import wheel
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine whose torch, triton and driver are what the test says."""
     found = SimpleNamespace(packages={"torch", "triton"}, version="", devices=3, driver=True, init=0)
+    found.capability, found.secretive = (9, 0), False
 
     def find_spec(name: str) -> ModuleSpec | None:
         (tmp_path / "version.py").write_text(found.version)
@@ -31,7 +32,18 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint)).contents.value = found.devices
             return 0
 
-        return SimpleNamespace(nvmlInit_v2=lambda: found.init, nvmlDeviceGetCount_v2=count, nvmlShutdown=lambda: 0)
+        def capability(handle: Any, major: Any, minor: Any) -> int:
+            for pointer, value in zip((major, minor), found.capability, strict=True):
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int)).contents.value = value
+            return int(found.secretive)
+
+        return SimpleNamespace(
+            nvmlInit_v2=lambda: found.init,
+            nvmlDeviceGetCount_v2=count,
+            nvmlDeviceGetHandleByIndex_v2=lambda index, handle: 0,
+            nvmlDeviceGetCudaComputeCapability=capability,
+            nvmlShutdown=lambda: 0,
+        )
 
     monkeypatch.setattr(module, "find_spec", find_spec)
     monkeypatch.setattr(wheel, "find_spec", find_spec)
@@ -81,6 +93,27 @@ def test_no_driver_or_no_device_is_told_with_a_way_out(machine: Any, fault: dict
     vars(machine).update(fault)
     reason, hint = "no CUDA device is visible", "check nvidia-smi and CUDA_VISIBLE_DEVICES"
     assert module.probe() == (False, reason, hint)
+
+
+@pytest.mark.parametrize("capability", [(5, 2), (6, 0), (7, 0), (7, 5)])
+def test_chips_that_triton_is_too_new_for_are_refused_by_their_compute_capability(
+    machine: Any, capability: tuple[int, int]
+) -> None:
+    machine.version, machine.capability = CUDA_BUILD, capability
+    name = f"compute capability {capability[0]}.{capability[1]}"
+    reason = f"{name}: older than triton supports, which is compute capability 8.0"
+    assert module.probe("cuda") == (False, reason, "load the reference backend for these devices")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+def test_chips_from_8_0_on_are_served(machine: Any, capability: tuple[int, int]) -> None:
+    machine.version, machine.capability = CUDA_BUILD, capability
+    assert module.probe("cuda").available
+
+
+def test_a_library_that_does_not_tell_the_capability_hides_no_device(machine: Any) -> None:
+    machine.version, machine.capability, machine.secretive = CUDA_BUILD, (7, 5), True
+    assert module.probe("cuda").available
 
 
 def test_the_interpreter_serves_the_cpu_only(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

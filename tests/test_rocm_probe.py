@@ -4,11 +4,13 @@ that a test makes up. No torch is imported for it."""
 from __future__ import annotations
 
 import os
+import re
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from hwbackends import doctor
 from hwbackends.cuda import probe as cuda_module
 from hwbackends.registry.candidates import State, discover
 from hwbackends.registry.candidates import probe as probe_candidate
@@ -27,14 +29,16 @@ class Machine:
     """What the test says is installed and plugged in."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.packages, self.nvidia = root, {"torch", "triton"}, 0
+        self.root, self.packages = root, {"torch", "triton"}
+        self.nvidia: list[tuple[int, int]] = []
         (root / "backends" / "amd").mkdir(parents=True)
         for found in (module, cuda_module, wheel):
             monkeypatch.setattr(found, "find_spec", self.find_spec)
         monkeypatch.setattr(module, "DRIVER", root / "kfd")
         monkeypatch.setattr(cuda_module, "AMD_DRIVER", root / "kfd")
         monkeypatch.setattr(module, "TOPOLOGY", root / "nodes")
-        monkeypatch.setattr(cuda_module, "device_count", lambda: self.nvidia)
+        monkeypatch.setattr(cuda_module, "capabilities", lambda: self.nvidia)
+        self.triton("3.9.0")
         limits = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION")
         for name in ("TRITON_INTERPRET", *limits):
             monkeypatch.delenv(name, raising=False)
@@ -44,6 +48,9 @@ class Machine:
 
     def torch(self, text: str) -> None:
         (self.root / "version.py").write_text(text)
+
+    def triton(self, version: str) -> None:
+        (self.root / "__init__.py").write_text(f"__version__ = '{version}'\n")
 
     def amd(self, *versions: int) -> None:
         """An AMD driver, a processor as node 0, and GPUs of these `gfx_target_version`s."""
@@ -80,7 +87,7 @@ def test_the_build_of_torch_decides_which_backend_serves_device_cuda(
 ) -> None:
     machine.torch(text)
     machine.amd(MI300X)
-    machine.nvidia = 1
+    machine.nvidia = [(9, 0)]
     assert chosen(device=device).candidate.name == wanted
 
 
@@ -88,7 +95,7 @@ def test_the_build_of_torch_decides_which_backend_serves_device_cuda(
 def test_an_explicit_name_holds_and_is_refused_with_the_build_of_torch(machine: Machine, text: str, other: str) -> None:
     machine.torch(text)
     machine.amd(MI300X)
-    machine.nvidia = 1
+    machine.nvidia = [(9, 0)]
     with pytest.raises(Exception, match=r"torch 2\.13\.0\+[\w.]+, built for (ROCm|CUDA)") as raised:
         chosen(other)
     assert other in str(raised.value)
@@ -117,7 +124,7 @@ def test_a_cpu_torch_on_an_amd_machine_is_told_what_to_install(machine: Machine)
 
 def test_a_rocm_torch_is_told_by_cuda_too(machine: Machine) -> None:
     machine.torch(ROCM)
-    machine.nvidia = 4
+    machine.nvidia = [(9, 0)] * 4
     found = cuda_module.probe("cuda")
     assert found[:2] == (False, "torch 2.13.0+rocm7.1, built for ROCm 7.1.25424")
     assert found.hint.startswith("load the rocm backend")
@@ -150,8 +157,68 @@ def test_an_architecture_that_triton_does_not_know_is_named(machine: Machine, ve
     machine.torch(ROCM)
     machine.amd(version)
     found = module.probe()
-    assert found[:2] == (False, f"{name}: an architecture that triton does not know")
+    assert found[:2] == (False, f"{name}: an architecture that triton 3.9.0 does not know")
     assert "gfx942" in found.hint
+
+
+def test_an_architecture_that_another_triton_knows_is_refused_with_that_release(machine: Machine) -> None:
+    machine.torch(ROCM)
+    machine.triton("3.6.0")
+    machine.amd(90006)
+    found = module.probe()
+    assert found[:2] == (False, "gfx906: an architecture that triton 3.6.0 does not know")
+    assert found.hint.startswith("install triton 3.8, or 3.9; it knows gfx908, ")
+    machine.triton("3.9.1")
+    assert module.probe().available
+
+
+@pytest.mark.parametrize("release", architectures.KNOWN)
+def test_every_release_compiles_for_the_architectures_that_are_shown(release: str) -> None:
+    assert set(architectures.SHOWN) <= set(architectures.KNOWN[release])
+
+
+def test_a_release_that_is_not_listed_is_taken_for_the_newest_one(machine: Machine) -> None:
+    machine.triton("4.0.0")
+    assert architectures.known() == list(architectures.KNOWN.values())[-1]
+
+
+def told_by_the_doctor() -> dict[str, str]:
+    """What `hwbackends doctor --device cuda` says of each of the two backends, and of the choice between them."""
+    report = doctor.report("cuda")
+    said = {b["name"]: f"{b['reason']}; {b['hint']}" for b in report["backends"] if b["name"] in ("cuda", "rocm")}
+    return said | {"chosen": str(report["selection"]["name"])}
+
+
+@pytest.mark.parametrize(
+    ("torch", "amd", "nvidia", "rocm", "cuda"),
+    [
+        (ROCM, None, [], "there is no AMD GPU driver.*a container needs --device=", "built for ROCm .*load the rocm"),
+        (ROCM, None, [(9, 0)], "there is no AMD GPU driver", "built for ROCm .*install a CUDA build of torch"),
+        (CUDA, MI300X, [], "has an AMD GPU driver.*install a ROCm build", "has an AMD GPU driver.*install a ROCm"),
+        (CPU, MI300X, [], "has an AMD GPU driver.*install a ROCm build", "built for the CPU.*install a CUDA build"),
+        (ROCM, VEGA, [], "gfx900: an architecture that triton 3.9.0 does not know; it knows", "built for ROCm"),
+        (CUDA, None, [(7, 5)], "built for CUDA 13.0; install a ROCm build", "compute capability 7.5: older than"),
+        (CUDA, None, [(6, 1), (7, 0)], "built for CUDA", "capability 6.1, compute capability 7.0: older than triton"),
+    ],
+    ids=["no driver", "ROCm on NVIDIA", "CUDA on AMD", "CPU on AMD", "gfx900", "sm_75", "sm_61 and sm_70"],
+)
+def test_the_doctor_explains_every_mismatch_by_name_with_a_way_out(
+    machine: Machine, torch: str, amd: int | None, nvidia: list[tuple[int, int]], rocm: str, cuda: str
+) -> None:
+    machine.torch(torch)
+    machine.nvidia = nvidia
+    if amd is not None:
+        machine.amd(amd)
+    said = told_by_the_doctor()
+    assert re.search(rocm, said["rocm"]), said
+    assert re.search(cuda, said["cuda"]), said
+    assert said["chosen"] not in ("rocm", "cuda")
+
+
+def test_beside_a_new_nvidia_gpu_an_old_one_hides_nothing(machine: Machine) -> None:
+    machine.torch(CUDA)
+    machine.nvidia = [(7, 0), (9, 0)]
+    assert cuda_module.probe("cuda").available
 
 
 def test_beside_a_known_gpu_an_unknown_one_is_refused_by_its_index_only(machine: Machine) -> None:

@@ -12,6 +12,14 @@ from hwbackends.triton_ops.wheel import torch_build
 
 NVML = "libnvidia-ml.so.1"
 AMD_DRIVER = Path("/dev/kfd")
+OLDEST = (8, 0)
+"""Compute capability from which on triton supports NVIDIA's devices (its README, releases 3.6 to 3.9), and every kernel
+is compiled (docs/rocm.md)."""
+
+
+def in_words(capability: tuple[int, int]) -> str:
+    """`compute capability 7.5`."""
+    return f"compute capability {capability[0]}.{capability[1]}"
 
 
 def probe(device: str | None = None) -> ProbeResult:
@@ -29,7 +37,11 @@ def probe(device: str | None = None) -> ProbeResult:
         return ProbeResult(False, str(build), "load the rocm backend, or install a CUDA build of torch")
     if build.cuda is None:
         return ProbeResult(False, str(build), "install a CUDA build of torch")
-    count = device_count()
+    count, found = device_count(), capabilities()
+    if count and found and max(found) < OLDEST:
+        names = ", ".join(dict.fromkeys(in_words(capability) for capability in found))
+        reason = f"{names}: older than triton supports, which is {in_words(OLDEST)}"
+        return ProbeResult(False, reason, "load the reference backend for these devices")
     if count:
         return ProbeResult(True, f"{build}, {count} device(s)")
     if AMD_DRIVER.exists():
@@ -43,14 +55,29 @@ def device_count() -> int:
     CUDA_VISIBLE_DEVICES lists them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = None if visible is None else [part for part in visible.split(",") if part.strip() not in ("", "-1")]
+    total = len(capabilities())
+    return total if listed is None else min(total, len(listed))
+
+
+def capabilities() -> list[tuple[int, int]]:
+    """Compute capability of each device that the driver's management library counts, in its order, which need not be
+    torch's."""
     try:
         library = ctypes.CDLL(NVML)
     except OSError:
-        return 0
-    count = ctypes.c_uint(0)
+        return []
     if library.nvmlInit_v2() != 0:
-        return 0
-    found = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        return []
+    count = ctypes.c_uint(0)
+    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    found = [] if failed else [_capability(library, index) for index in range(count.value)]
     library.nvmlShutdown()
-    total = count.value if found == 0 else 0
-    return total if listed is None else min(total, len(listed))
+    return found
+
+
+def _capability(library: ctypes.CDLL, index: int) -> tuple[int, int]:
+    """Of one device; one that the library does not tell counts as new enough: its first launch asks torch."""
+    handle, major, minor = ctypes.c_void_p(), ctypes.c_int(0), ctypes.c_int(0)
+    failed = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    failed = failed or library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+    return OLDEST if failed else (major.value, minor.value)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from hwbackends.triton_ops.wheel import triton_version
+
 SHOWN = ("gfx942", "gfx950", "gfx1100", "gfx1201")
 """Every variant of every kernel is compiled for these (docs/rocm.md)."""
-KNOWN = (
-    "gfx906", "gfx908", "gfx90a", *SHOWN, "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
-    "gfx1200", "gfx1250",
+COMMON = (
+    "gfx908", "gfx90a", *SHOWN, "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200",
 )  # fmt: skip
-"""Triton 3.9 makes a code object of a conv kernel for each of these, and refuses gfx803, gfx900, gfx1010 and gfx1030:
-the compile job tries them all."""
+KNOWN = {
+    "3.6": (*COMMON, "gfx1010", "gfx1030"),
+    "3.7": (*COMMON, "gfx1010", "gfx1030", "gfx1250"),
+    "3.8": ("gfx906", *COMMON, "gfx1010", "gfx1030", "gfx1170", "gfx1250"),
+    "3.9": ("gfx906", *COMMON, "gfx1170", "gfx1250"),
+}
+"""By release of triton, what it makes code objects of decode's two kernels for. gfx803, gfx900 and gfx940 were tried
+with each of them, too, and refused."""
+
+
+def known() -> tuple[str, ...]:
+    """What the installed triton compiles for: as its release does, or one that is not listed as the newest that is."""
+    release = ".".join(triton_version().split(".")[:2])
+    return KNOWN.get(release, list(KNOWN.values())[-1])
+
+
+def wanted() -> str:
+    """The known ones, in words."""
+    return f"one that triton {triton_version()} compiles for: {', '.join(known())}"
 
 
 def lanes(architecture: str) -> int:

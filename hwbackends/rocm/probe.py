@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hwbackends.contract.hookspecs import ProbeResult
 from hwbackends.rocm import architectures
-from hwbackends.triton_ops.wheel import torch_build
+from hwbackends.triton_ops.wheel import torch_build, triton_version
 
 DRIVER = Path("/dev/kfd")
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -93,10 +93,13 @@ def _architecture(device: str | None) -> Finding | None:
     seen = visible()
     index = (device or "").partition(":")[2]
     asked = [seen[int(index)]] if index else seen
-    if any(architecture in architectures.KNOWN for architecture in asked):
+    known, version = architectures.known(), triton_version()
+    if any(architecture in known for architecture in asked):
         return None
-    hint = f"triton knows {', '.join(architectures.KNOWN)}; {OVERRIDE} names another one for the driver to report"
-    return f"{', '.join(dict.fromkeys(asked))}: an architecture that triton does not know", hint
+    hint = f"it knows {', '.join(known)}; {OVERRIDE} names another one for the driver to report"
+    newer = {release for release, names in architectures.KNOWN.items() for one in asked if one in names}
+    hint = f"install triton {', or '.join(sorted(newer))}; {hint}" if newer else hint
+    return f"{', '.join(dict.fromkeys(asked))}: an architecture that triton {version} does not know", hint
 
 
 def gpus() -> list[str]:

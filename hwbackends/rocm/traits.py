@@ -26,6 +26,7 @@ def traits_for(architecture: str) -> Traits:
         epilogue_channels=16384,
         sizes_compiled_in=True,
         threads_per_launch=(1 << 32) - 1,
+        refused=None if architecture in architectures.known() else (architecture, architectures.wanted()),
     )
 
 

@@ -66,7 +66,7 @@ class Launch:
         aligned: whether the kernel is specialised on the alignment of its pointers.
 
     Raises:
-        UnsupportedError: more threads than one launch on this device can have.
+        UnsupportedError: a chip that this backend does not serve, or more threads than one launch there can have.
 
     Attributes:
         traits, grid, num_warps: as given.
@@ -89,6 +89,8 @@ class Launch:
         fixed: Sequence[Tensor] = (),
         aligned: bool = True,
     ) -> None:
+        if traits.refused is not None:
+            raise UnsupportedError(kernel.__name__, "device", *traits.refused, "load the reference backend for it")
         most = traits.threads_per_launch
         if most is not None and grid * num_warps * traits.lanes > most:
             got, hint = f"{grid} programs of {num_warps * traits.lanes} threads", "split the batch"

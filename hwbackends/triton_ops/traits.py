@@ -85,6 +85,7 @@ class Traits:
         sizes_compiled_in: the compiler makes other code for tensors that end within 2 GiB. A compiled kernel serves
             tensors of every size, so none is told.
         threads_per_launch: most threads of one launch, None: as many as grids allow.
+        refused: a chip that no kernel is launched on, and what is wanted instead; None: this one is served.
     """
 
     devices: str
@@ -95,6 +96,7 @@ class Traits:
     fetch_ahead: Attach | None = None
     sizes_compiled_in: bool = False
     threads_per_launch: int | None = None
+    refused: tuple[str, str] | None = None
 
 
 TraitsOf = Callable[[torch.device], Traits]

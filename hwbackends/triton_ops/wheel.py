@@ -1,4 +1,5 @@
-"""For which vendor the installed torch was built, read from its source: nothing of torch is imported."""
+"""For which vendor the installed torch was built, and which triton there is, read from their source: nothing of them is
+imported."""
 
 from __future__ import annotations
 
@@ -29,3 +30,12 @@ def torch_build() -> Build:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^']+)'", text, flags=re.MULTILINE))
     return Build(found.get("__version__", "of an unknown version"), found.get("cuda"), found.get("hip"))
+
+
+def triton_version() -> str:
+    """What `triton/__init__.py` of the installed triton says, `?` where there is none."""
+    spec = find_spec("triton")
+    path = Path(spec.origin) if spec is not None and spec.origin else Path()
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = re.search(r"^__version__ *= *['\"]([^'\"]+)", text, flags=re.MULTILINE)
+    return found[1] if found else "?"

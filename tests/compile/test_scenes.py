@@ -25,22 +25,32 @@ TOKENS = [1, 16, 512, 4096, 16384, 1 << 17]
 DIM = 4096
 
 
-def variants(chip: str) -> list[dict[str, Any]]:
-    """What the job would compile for a chip if every scene were its turn."""
-    command = [sys.executable, "tools/compile/compile.py", "--list", "--all", "--chip", chip]
+SLOW = pytest.mark.slow  # half a minute: `make compile-kernels` holds the same of every chip
+
+
+def tool(*arguments: str) -> list[str]:
+    """Lines that the job prints."""
+    command = [sys.executable, "tools/compile/compile.py", *arguments]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
-def amd() -> list[dict[str, Any]]:
-    return variants("gfx942")
+def whole() -> dict[str, list[dict[str, Any]]]:
+    """Every variant of the whole product for one chip of either vendor."""
+    found = [json.loads(line) for line in tool("--list", "--chip", "gfx942", "--chip", "sm_90")]
+    return {chip: [one for one in found if one["chip"] == chip] for chip in ("gfx942", "sm_90")}
 
 
 @pytest.fixture(scope="module")
-def nvidia() -> list[dict[str, Any]]:
-    return variants("sm_90")
+def amd(whole: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return whole["gfx942"]
+
+
+@pytest.fixture(scope="module")
+def nvidia(whole: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return whole["sm_90"]
 
 
 def kernels_of(*folders: str) -> set[str]:
@@ -52,6 +62,7 @@ def kernels_of(*folders: str) -> set[str]:
     return {name for name in functions if name.endswith("_kernel")}
 
 
+@SLOW
 def test_every_kernel_is_compiled_for_both_vendors(amd: list[dict[str, Any]], nvidia: list[dict[str, Any]]) -> None:
     assert {one["kernel"] for one in amd} == kernels_of("triton_ops")
     assert {one["kernel"] for one in nvidia} == kernels_of("triton_ops", "cuda")
@@ -63,6 +74,7 @@ def sizes(found: list[dict[str, Any]], kernel: str, *constants: str) -> set[tupl
     return {(*(int(one["constants"][name]) for name in constants), one["warps"]) for one in mine}
 
 
+@SLOW
 @pytest.mark.parametrize("chip", ["amd", "nvidia"])
 def test_every_launch_size_of_the_conv_hooks_is_compiled(chip: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(chip)
@@ -75,11 +87,12 @@ def test_every_launch_size_of_the_conv_hooks_is_compiled(chip: str, request: pyt
     assert streamed == {"True", "False"}
 
 
+@SLOW
 def test_amd_launches_are_never_dependent_and_the_forms_of_nvidia_s_are(
     amd: list[dict[str, Any]], nvidia: list[dict[str, Any]]
 ) -> None:
-    assert not any(one["dependent"] for one in amd)
-    dependent = {one["kernel"] for one in nvidia if one["dependent"]}
+    assert not any(one["form"] for one in amd)
+    dependent = {one["kernel"] for one in nvidia if one["form"] == "dependent"}
     convs = {"conv_decode_kernel", "conv_extend_kernel", "conv_draft_kernel", "fused_add_rmsnorm_kernel"}
     assert dependent == convs | {"conv_decode_ahead_kernel", "fused_add_rmsnorm_ahead_kernel"}
 

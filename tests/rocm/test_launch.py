@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton ships for Linux only")
 from hwbackends.cuda.traits import CUDA
 from hwbackends.errors import UnsupportedError
 from hwbackends.rocm import traits as module
-from hwbackends.rocm.architectures import KNOWN
+from hwbackends.rocm.architectures import known
 from hwbackends.rocm.traits import traits_for, traits_of
 from hwbackends.triton_ops import conv, launch
 from hwbackends.triton_ops.launch import Launch, Unsized
@@ -98,7 +98,7 @@ def test_the_device_s_architecture_decides(monkeypatch: pytest.MonkeyPatch, repo
     assert (found.lanes, found.dependents, found.fetch_ahead) == (lanes, None, None)
 
 
-@pytest.mark.parametrize("architecture", KNOWN)
+@pytest.mark.parametrize("architecture", known())
 def test_no_program_has_more_threads_than_a_device_gives_one(architecture: str) -> None:
     traits = traits_for(architecture)
     tuning = traits.tuning

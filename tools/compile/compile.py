@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import itertools
 import json
 import os
@@ -15,10 +14,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,146 +24,38 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-import code_object  # noqa: E402
+import whole  # noqa: E402
 from code_object import Resources  # noqa: E402
-from scenes import Scene, play, scenes  # noqa: E402
+from cover import Task, cover  # noqa: E402
+from laboratory import Chip, Found, Laboratory, compile_now, machine_of, only_named  # noqa: E402
+from scenes import Scene, hot, scenes  # noqa: E402
+from whole import Kept  # noqa: E402
 
 TABLE = HERE / "registers.json"
 AMD = ("gfx942", "gfx950", "gfx1100", "gfx1201")
 NVIDIA = ("sm_80", "sm_90", "sm_100", "sm_120")
 CHIPS = (*AMD, *NVIDIA)
-TURNS = (("gfx942", "gfx950"), ("gfx1100", "gfx1201"), NVIDIA)
-"""Chips that take turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One compiled kernel of a scene."""
-
-    chip: str
-    scene: str
-    kernel: str
-    form: str
-    warps: int
-    resources: Resources
-    assembly: bool
-
-    @property
-    def key(self) -> str:
-        """What names it in the table."""
-        return f"{self.scene}: {self.kernel}{' ' + self.form if self.form else ''}"
-
-
-class Chip:
-    """What triton asks of a driver before it compiles."""
-
-    def __init__(self) -> None:
-        self.target: Any = None
-
-    def choose(self, name: str) -> None:
-        """Be this chip from now on."""
-        from triton.backends.compiler import GPUTarget
-
-        if name.startswith("gfx"):
-            from hwbackends.rocm.architectures import lanes
-
-            self.target = GPUTarget("hip", name, lanes(name))
-        else:
-            self.target = GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
-
-    def get_current_device(self) -> Any:
-        """Kernels are kept by device: one for each chip."""
-        return self.target.arch
-
-    def get_current_stream(self, device: Any) -> int:
-        """Any."""
-        return 0
-
-    def get_current_target(self) -> Any:
-        """The chip."""
-        return self.target
-
-
-class Laboratory:
-    """A process whose launches compile and launch nothing.
-
-    Attributes:
-        found: what the hooks of the current scene had compiled: launch, whether dependent, and triton's result.
-    """
-
-    def __init__(self, compiles: bool = True) -> None:
-        import torch
-        import triton
-
-        from hwbackends.cuda import dependent
-        from hwbackends.triton_ops import conv, epilogue, launch, metadata
-
-        self.chip, self.found, self.known = Chip(), [], {}  # type: ignore[var-annotated]
-        triton.runtime.driver.set_active(self.chip)
-        torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment, misc]
-        dependent.dependent_launch = lambda: self.chip.target.backend == "cuda" and self.chip.target.arch >= 90
-        for module in (conv, epilogue, metadata):
-            module.check_device = lambda *given: None  # type: ignore[attr-defined]
-        self.launching = launch
-        entry = launch.Launch._entry
-
-        def compile_only(self_: Any, tensors: Any, dependent_: bool, first: Any, warmup: bool = False) -> Any:
-            compiled = entry(self_, tensors, dependent_, first, warmup=True) if compiles else None
-            self.found.append((self_, dependent_, compiled))
-            return compiled
-
-        launch.Launch._entry = compile_only  # type: ignore[method-assign]
-        launch._entry_of = lambda compiled: (lambda *given: None, ())
-
-    def play(self, scene: Scene, chip: str) -> list[Found]:
-        """What the machine code of a scene's launches says of itself."""
-        return [self.read(scene, chip, *one) for one in self.launches(scene, chip)]
-
-    def launches(self, scene: Scene, chip: str) -> list[tuple[Any, bool, Any]]:
-        """What a scene's hooks compile for a chip, less what an earlier scene compiled here; of a hot scene all. Each:
-        launch, whether dependent, triton's result."""
-        self.chip.choose(chip)
-        self.launching._compiled = {} if scene.hot else self.known.setdefault(chip, {})
-        backend = "rocm" if chip.startswith("gfx") else "cuda"
-        if backend == "rocm":
-            importlib.import_module("hwbackends.rocm.traits").DEFAULT = chip
-        self.found.clear()
-        play(scene, importlib.import_module(f"hwbackends.{backend}.plugin"))
-        return list(self.found)
-
-    def read(self, scene: Scene, chip: str, launch: Any, dependent: bool, compiled: Any) -> Found:
-        """What the machine code of one launch says of itself."""
-        kernel = launch._kernel.__name__
-        form = "dependent" if dependent else ""
-        return Found(chip, scene.name, kernel, form, launch.num_warps, resources(compiled), has_assembly(compiled))
-
-
-def has_assembly(compiled: Any) -> bool:
-    """Whether the kernel holds instructions as text, which AMD's assembler drops with no more than a message."""
-    return "elementwise_inline_asm" in compiled.asm["ttir"]
-
-
-def resources(compiled: Any) -> Resources:
-    """Of triton's result, by the vendor's own record."""
-    if "hsaco" in compiled.asm:
-        found = code_object.amd(compiled.asm["hsaco"], compiled.asm["amdgcn"])
-        # triton asks for its LDS at the launch: the code object's own share does not hold it
-        return replace(found, lds=found.lds + compiled.metadata.shared)
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return code_object.nvidia(compiled.asm["cubin"], str(tool))
+KEPT = HERE.parents[1] / "build" / "compile-kernels"
+RENEW = "run `make compile-kernels-whole`"
 
 
 _laboratory: Laboratory | None = None
+_deadline = float("inf")
 
 
-def work(task: tuple[str, Scene]) -> tuple[list[Found], str]:
-    """One scene for one chip: what was compiled, and what the compiler said where it refused."""
-    global _laboratory
+def begin(make: Any, deadline: float) -> None:
+    """Makes this process a worker: what it does with a variant, and when it stops taking tasks."""
+    global _laboratory, _deadline
+    _laboratory, _deadline = Laboratory(make), deadline
+
+
+def work(task: Task) -> tuple[list[Found] | None, str]:
+    """One scene for one chip: what was compiled, and what the compiler said where it refused; None: out of time."""
     chip, scene = task
+    if time.time() > _deadline:
+        return None, ""
+    assert _laboratory is not None
     try:
-        _laboratory = _laboratory or Laboratory()
         return _laboratory.play(scene, chip), ""
     except Exception as error:
         return [], f"{chip} {scene.name}: {type(error).__name__}: {str(error)[:600]}"
@@ -175,7 +65,7 @@ def compile_bad(chip: str, name: str, constants: dict[str, int], warps: int, **o
     """One kernel of `known_bad`."""
     import known_bad
     from triton.compiler import ASTSource
-    from triton.compiler import compile as to_machine_code
+    from triton.compiler.compiler import compile as to_machine_code
 
     standin = Chip()
     standin.choose(chip)
@@ -185,7 +75,7 @@ def compile_bad(chip: str, name: str, constants: dict[str, int], warps: int, **o
     source = ASTSource(function, signature, constants)
     options |= {"num_warps": warps, "enable_fp_fusion": False}
     compiled = to_machine_code(source, target=standin.target, options=options)
-    return Found(chip, "known bad", name, "", warps, resources(compiled), has_assembly(compiled))
+    return Found(chip, "known bad", name, "", warps, "", {}, machine_of(compiled))
 
 
 BAD = {
@@ -211,17 +101,24 @@ def known_bad_kernels_fail() -> list[str]:
 
 def judge(found: Found, scene: Scene) -> list[str]:
     """What is wrong with a compiled kernel by itself."""
-    wrong, what = [], found.resources
+    assert found.machine is not None
+    wrong, what = [], found.machine.resources
     if found.chip.startswith("gfx") and (what.spills or what.scratch):
         wrong.append(f"{found.chip} {found.key}: {what.spills} spilled registers, {what.scratch} bytes of scratch")
     if scene.hot and what.scalar_spills:
         wrong.append(f"{found.chip} {found.key}: {what.scalar_spills} spilled scalars in a hot kernel")
-    if found.chip.startswith("gfx") and found.assembly:
+    if found.chip.startswith("gfx") and found.machine.assembly:
         wrong.append(f"{found.chip} {found.key}: instructions as text, which this chip does not have")
     moves = scene.rewrites and not found.kernel.startswith("prepare")
     if found.chip.startswith("gfx") and moves and found.warps > 1 and not what.barriers:
         wrong.append(f"{found.chip} {found.key}: rewrites the rows that it reads, without a barrier")
     return wrong
+
+
+def row(found: Found) -> list[int]:
+    """Resources as the table has them."""
+    assert found.machine is not None
+    return list(asdict(found.machine.resources).values())
 
 
 def hold(found: Sequence[Found], table: dict[str, Any], whole: bool) -> list[str]:
@@ -238,7 +135,7 @@ def hold(found: Sequence[Found], table: dict[str, Any], whole: bool) -> list[str
             f"{chip} {key}: in the table, not compiled" for key in table["kernels"][chip] if (chip, key) not in names
         ]
     for one in found:
-        wanted, got = table["kernels"].get(one.chip, {}).get(one.key), list(asdict(one.resources).values())
+        wanted, got = table["kernels"].get(one.chip, {}).get(one.key), row(one)
         if wanted != got:
             wrong.append(f"{one.chip} {one.key}: got {got}, the table has {wanted}; renew it with --write")
     return wrong
@@ -253,7 +150,7 @@ def write(found: Sequence[Found]) -> None:
     asked = {one.chip for one in found}
     kernels: dict[str, dict[str, list[int]]] = {c: rows for c, rows in sorted(kept.items()) if c not in asked}
     for one in sorted(found, key=lambda one: (one.chip, one.key)):
-        kernels.setdefault(one.chip, {})[one.key] = list(asdict(one.resources).values())
+        kernels.setdefault(one.chip, {})[one.key] = row(one)
     lines = [f' "triton": {json.dumps(triton.__version__)},', f' "columns": {json.dumps(list(Resources.__slots__))},']
     blocks = []
     for chip, rows in sorted(kernels.items()):
@@ -278,26 +175,12 @@ def own_cache() -> Iterator[None]:
 def summary(found: Sequence[Found]) -> None:
     """One line for each chip."""
     for chip in CHIPS:
-        mine = [one for one in found if one.chip == chip]
-        kernels = Counter(one.kernel for one in mine)
+        mine = {one.variant: one.machine.resources for one in found if one.chip == chip and one.machine is not None}
+        kernels = {one.kernel for one in found if one.chip == chip}
         if mine:
-            most = max(one.resources.vectors for one in mine)
-            spilled = sum(bool(one.resources.spills) for one in mine)
+            most = max(what.vectors for what in mine.values())
+            spilled = sum(bool(what.spills) for what in mine.values())
             print(f"{chip}: {len(mine)} variants of {len(kernels)} kernels, at most {most} registers, {spilled} spill")
-
-
-def every(chosen: Sequence[Scene]) -> list[tuple[str, Scene]]:
-    """Every scene for every chip."""
-    return list(itertools.product(CHIPS, chosen))
-
-
-def in_turns(chosen: Sequence[Scene]) -> list[tuple[str, Scene]]:
-    """Hot scenes for each of AMD's chips; every other one for one chip of each width of wave, and of NVIDIA's."""
-    found = []
-    for index, scene in enumerate(chosen):
-        found += [(chip, scene) for chip in AMD] if scene.hot else []
-        found += [(chips[index % len(chips)], scene) for chips in TURNS if not scene.hot or chips is NVIDIA]
-    return sorted(found, key=lambda task: CHIPS.index(task[0]))
 
 
 def arguments() -> argparse.Namespace:
@@ -307,48 +190,120 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chip", action="append", help="this one only; may be repeated")
     parser.add_argument("--only", default="", help="scenes whose name contains this")
     parser.add_argument("--hot", action="store_true", help="the hot kernels of AMD's chips alone")
-    parser.add_argument("--all", action="store_true", help="every scene for every chip; else hot ones, others in turns")
-    parser.add_argument("--cross", action="store_true", help="every scene, and options and dtypes against each other")
-    parser.add_argument("--list", action="store_true", help="compile nothing; print what would be, one line a variant")
+    parser.add_argument("--whole", action="store_true", help="every scene for every chip; goes on where it was stopped")
+    parser.add_argument("--keep", action="store_true", help="keep what is compiled for --whole, and take what it kept")
+    parser.add_argument("--check", action="store_true", help="compile nothing; the cover, and the whole's result")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="take no more tasks after this")
+    parser.add_argument("--list", action="store_true", help="compile nothing; print the whole, one line a variant")
     parser.add_argument("--verbose", action="store_true", help="what each scene's kernels hold")
     parser.add_argument("--write", action="store_true", help="renew the table of the hot kernels")
     given = parser.parse_args()
+    given.chip = given.chip or list(CHIPS)
     if platform.machine() != "x86_64":
         parser.error(f"triton's wheels compile on x86-64, not on {platform.machine()}")
     return given
 
 
-def tasks_of(given: argparse.Namespace) -> list[tuple[str, Scene]]:
+def ci_tasks() -> list[Task]:
+    """For either vendor every pair of values that the whole has, and the hot scenes for each of AMD's chips and, in
+    every form, for one of NVIDIA's."""
+    amd = cover(list(itertools.product(AMD, scenes())), list(itertools.product(AMD, hot())))
+    return amd + cover(list(itertools.product(NVIDIA, scenes())), list(itertools.product(("sm_90",), hot())))
+
+
+def tasks_of(given: argparse.Namespace) -> list[Task]:
     """What is to be compiled for which chip."""
-    asked = every(scenes(given.cross)) if given.all or given.cross else in_turns(scenes(False))
-    if given.hot:
-        asked = [(chip, scene) for chip, scene in asked if scene.hot and chip in AMD]
-    return [(chip, scene) for chip, scene in asked if given.only in scene.name and chip in (given.chip or CHIPS)]
+    if given.whole:
+        product = list(itertools.product(CHIPS, scenes()))
+    else:
+        product = list(itertools.product(AMD, hot())) if given.hot else ci_tasks()
+    return [(chip, scene) for chip, scene in product if given.only in scene.name and chip in given.chip]
 
 
-def compile_all(given: argparse.Namespace) -> tuple[list[tuple[Scene, Found]], list[str]]:
-    """Every kernel of every task, and what compilers refused or bad kernels passed."""
-    found: list[tuple[Scene, Found]] = []
-    tasks = tasks_of(given)
-    with own_cache(), ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-        wrong = pool.submit(known_bad_kernels_fail).result()
-        for task, (compiled, refused) in zip(tasks, pool.map(work, tasks, chunksize=4), strict=True):
-            found += [(task[1], one) for one in compiled]
+Result = list[tuple[Scene, Found]]
+
+
+def compile_all(given: argparse.Namespace) -> tuple[Result, list[str], set[str]]:
+    """Every kernel of every task, what compilers refused or bad kernels passed, and the chips that are complete."""
+    found: Result = []
+    tasks, complete = tasks_of(given), set(given.chip)
+    make = Kept(KEPT).make if given.whole or given.keep else compile_now
+    setting = (make, time.time() + given.seconds)
+    with (
+        own_cache(),
+        ProcessPoolExecutor(given.workers, get_context("spawn"), initializer=begin, initargs=setting) as pool,
+    ):
+        wrong = [] if given.whole else pool.submit(known_bad_kernels_fail).result()
+        for (chip, scene), (compiled, refused) in zip(tasks, pool.map(work, tasks, chunksize=4), strict=True):
+            found += [(scene, one) for one in compiled or ()]
             wrong += [refused] if refused else []
+            if compiled is None or refused:
+                complete.discard(chip)
             if given.verbose:
-                print(f"{task[0]} {task[1].name}", *(one.resources for one in compiled), sep="\n  ", flush=True)
-    return found, wrong
+                print(f"{chip} {scene.name}", *(one.machine for one in compiled or ()), sep="\n  ", flush=True)
+    return found, wrong, complete
 
 
-def print_variants(given: argparse.Namespace) -> None:
-    """What the chosen scenes would compile: chip, kernel, form, warps, constants."""
+def named(chip: str, only: str = "") -> list[Found]:
+    """Every variant of the whole for a chip by name, nothing compiled."""
     os.environ.pop("TRITON_INTERPRET", None)
-    laboratory = Laboratory(compiles=False)
-    for chip, scene in tasks_of(given):
-        for launch, dependent, _ in laboratory.launches(scene, chip):
-            constants = {name: str(value) for name, value in launch._constants.items()}
-            line = {"chip": chip, "scene": scene.name, "kernel": launch._kernel.__name__, "dependent": dependent}
-            print(json.dumps(line | {"warps": launch.num_warps, "constants": constants}))
+    laboratory = Laboratory(only_named)
+    return [one for scene in scenes() if only in scene.name for one in laboratory.play(scene, chip)]
+
+
+DERIVED = {"SS", "SD", "SR", "SL", "RS", "RR", "RL", "RD", "C", "ENTRY"}
+"""Sizes that follow from layout, width and channels together: no branch hangs on a single value of them."""
+
+
+def values(found: Sequence[Found]) -> set[tuple[str, str, str, str]]:
+    """Each kernel and form with each value of its compile-time arguments, and with each number of warps."""
+    each = {(one.kernel, one.form, *item) for one in found for item in one.constants.items() if item[0] not in DERIVED}
+    return each | {(one.kernel, one.form, "warps", str(one.warps)) for one in found}
+
+
+def uncovered(chip: str, found: Sequence[Found], tasks: Sequence[Task]) -> list[str]:
+    """Values of compile-time arguments that the whole compiles for a chip, and `tasks` for no chip of its vendor."""
+    shown = {scene.name for other, scene in tasks if (other in AMD) == (chip in AMD)}
+    missing = values(found) - values([one for one in found if one.scene in shown])
+    return [f"{chip}: no task compiles {' '.join(filter(None, one))}" for one in sorted(missing)]
+
+
+def stale(chip: str, found: Sequence[Found]) -> list[str]:
+    """Whether the result of the whole is of other sources; a chip that has none is told, and is no fault."""
+    import triton
+
+    result = whole.kept_result()
+    kept, digest = result["chips"].get(chip), whole.digest_of(one.variant for one in found)
+    if triton.__version__ != result["triton"]:
+        print(f"{chip}: the whole's result is of triton {result['triton']}, this is {triton.__version__}")
+    elif kept is None:
+        print(f"{chip}: {len({one.variant for one in found})} variants, which were never all compiled in one tree")
+    elif kept["digest"] != digest:
+        return [f"{chip}: the result is of {kept['variants']} variants, not of these: {RENEW}"]
+    return []
+
+
+def check(given: argparse.Namespace) -> list[str]:
+    """Whether what CI compiles shows every value, and the whole's result is of these sources."""
+    wrong, tasks = [], ci_tasks()
+    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
+        for chip, found in zip(given.chip, pool.map(named, given.chip), strict=True):
+            wrong += uncovered(chip, found, tasks) + stale(chip, found)
+    return wrong
+
+
+def conclude(given: argparse.Namespace, found: Result, wrong: list[str], complete: set[str]) -> list[str]:
+    """Everything that is wrong with what was compiled; writes what was asked for."""
+    wrong = wrong + [line for scene, one in found for line in judge(one, scene)]
+    if given.whole:
+        whole.write({c: whole.chapter([one for _, one in found if one.chip == c]) for c in complete if not given.only})
+        print(f"complete: {', '.join(sorted(complete)) or 'no chip'}", flush=True)
+        return wrong
+    held = set(hot())
+    table = [one for scene, one in found if scene in held and one.chip in AMD]
+    if given.write:
+        write(table)
+    return wrong + hold(table, json.loads(TABLE.read_text()), whole=not given.only)
 
 
 def main() -> int:
@@ -359,18 +314,20 @@ def main() -> int:
     """
     given, start = arguments(), time.monotonic()
     if given.list:
-        print_variants(given)
+        for one in itertools.chain.from_iterable(named(chip, given.only) for chip in given.chip):
+            print(json.dumps({name: value for name, value in asdict(one).items() if name != "machine"}))
         return 0
-    found, wrong = compile_all(given)
-    wrong += [line for scene, one in found for line in judge(one, scene)]
-    hot = [one for scene, one in found if scene.hot and one.chip in AMD]
-    if given.write:
-        write(hot)
-    wrong += hold(hot, json.loads(TABLE.read_text()), whole=not given.only)
+    if given.check:
+        wrong = check(given)
+        print(*wrong, f"{len(wrong)} faults in {time.monotonic() - start:.0f} s", sep="\n")
+        return 1 if wrong else 0
+    found, wrong, complete = compile_all(given)
+    wrong = conclude(given, found, wrong, complete)
     summary([one for _, one in found])
     for line in wrong[:40]:
         print(line, file=sys.stderr)
-    print(f"{len(found)} kernels in {time.monotonic() - start:.0f} s, {len(wrong)} faults")
+    count = len({one.variant for _, one in found})
+    print(f"{len(complete)} chips complete: {count} variants in {time.monotonic() - start:.0f} s, {len(wrong)} faults")
     return 1 if wrong or not found else 0
 
 

@@ -85,34 +85,15 @@ class Scene:
         return self.layout != "ring" and self.hook not in kept
 
 
-def scenes(full: bool) -> list[Scene]:
-    """Every scene once.
-
-    Args:
-        full: the cross of layouts, hooks, options and dtypes; else one scene for each code path.
-    """
-    found = [*hot(), *sizes(), *preparations(), *moves()]
-    found += crossed() if full else paths()
-    return list(dict.fromkeys(found))
+def scenes() -> list[Scene]:
+    """Every scene once."""
+    return list(dict.fromkeys([*hot(), *sizes(), *preparations(), *moves(), *crossed()]))
 
 
 def hot() -> Iterator[Scene]:
     """The hot hooks in every layout, with tracking where they take it."""
     for layout, hook in itertools.product(LAYOUTS, HOOKS):
         yield Scene(hook, layout, track=hook not in ("target_verify", "fused_verify"))
-
-
-def paths() -> Iterator[Scene]:
-    """One scene for each branch that a compile-time argument takes."""
-    for layout, hook in itertools.product(LAYOUTS, ("decode", "extend", "target_verify", "fused_decode")):
-        yield Scene(hook, layout, activation="silu", bias=True, residual=hook == "extend", form="padded")
-    for width, hook in itertools.product((2, 5), ("decode", "extend", "target_verify", "draft_extend")):
-        yield Scene(hook, "lazy" if width == 2 else "window", width)
-    for dtype, state in (("fp16", "fp16"), ("fp32", "fp32"), ("fp64", "fp64"), ("bf16", "fp32"), ("fp32", "bf16")):
-        for hook in ("decode", "extend", "target_verify", "fused_verify"):
-            yield Scene(hook, "window" if hook == "decode" else "ring", dtype=dtype, state=state, activation="silu")
-    for form, hook in itertools.product(("turned", "offset", "rows"), ("decode", "extend")):
-        yield Scene(hook, "window", dim=4093, form=form)
 
 
 def crossed() -> Iterator[Scene]:
