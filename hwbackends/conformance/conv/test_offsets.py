@@ -74,7 +74,7 @@ def _far(kit: Kit, what: str, mode: str) -> Far:
     return Far(NAMES.get(what, what), dim, entry if entry > 0 else last, BOUNDS[kit.seed % 2])
 
 
-@cases("what, mode", _turned(), quick=8)
+@cases("what, mode", _turned(), quick=40)
 @over("layout", quick=1, dtype=("float16", "bfloat16", "float32"), width=(3, 4, 5))
 @clauses("CS-CONV-09")
 def test_offsets_of_a_step(kit: Kit, what: str, mode: str) -> None:
