@@ -72,7 +72,7 @@ def test_fused(kit: Kit, mode: str, norm_dtype: str) -> None:
 @over("dtype", quick=2, dtype=("float16", "bfloat16"))
 @clauses("CS-FUSED-01", "CS-FUSED-02")
 def test_the_norm_weight_keeps_its_bits(kit: Kit, mode: str) -> None:
-    """float32 norm weights over 16-bit rows, under a residual stream so large that the conv's rounding hides nothing."""
+    """float32 norm weights over 16-bit rows, where a loud stream leaves the conv's rounding nothing to hide."""
     kit.need(hooks=(FUSED[mode],), dtype="float32")
     rig = rig_for(kit, mode, dims=(DIM,))
     judge_fused(kit, rig, mode, REQUESTS, EPS, "float32", loud=256.0)
