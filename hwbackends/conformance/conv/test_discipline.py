@@ -115,7 +115,7 @@ def test_clear_and_copy(kit: Kit, hook: str) -> None:
 
 def steady(kit: Kit, clause: str, what: str, calls: Calls) -> None:
     """Many rounds over new metadata leave nothing in use: neither Python's objects nor the allocators' bytes."""
-    growth = kit.repeat(calls, 16)
+    growth = kit.repeat(calls, 32)
     most = 8 if kit.emulated else 1.5  # an emulation keeps a record of its own
     fine = growth["blocks"] < most and growth["bytes"] < 256 and growth.get("device", 0) < 64
     kit.check(clause, fine, f"{what}: what stays in use grows with every step: {growth}")

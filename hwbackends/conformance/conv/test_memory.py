@@ -236,7 +236,10 @@ def test_a_commit_reads_its_arguments_every_time(kit: Kit) -> None:
         rig.pool.intermediate_ssm.copy_(kit.tensor(numbers, "float32"))
         if turn == 2:
             rig.pool.intermediate_ssm = rig.pool.intermediate_ssm.clone().neg_()
-            rig.mapping[:] = rig.mapping[1:] + rig.mapping[:1]
+            rows = [row for row in batch.req_pool_indices if row >= 0]
+            slots = [rig.mapping[row] for row in rows]
+            for row, slot in zip(rows, slots[1:] + slots[:1], strict=True):
+                rig.mapping[row] = slot
             rig.pool.mamba_index_mapping = kit.tensor(rig.mapping, rig.shape.map_dtype)
         steps = [(b + turn) % 4 - 1 for b in range(6)]
         made = [
