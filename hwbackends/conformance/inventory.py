@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hwbackends.contract.model import Contracts
 from hwbackends.contract.reader import installed
 
 FOLDER = Path(__file__).parent
@@ -35,6 +36,11 @@ class Coverage:
         return not (self.untested or self.unknown or self.silent)
 
 
+def judged() -> Contracts:
+    """The contracts that the kit has a folder of clause tests for; others are not counted, nor judged."""
+    return installed().only(name for name in installed() if (FOLDER / name).is_dir())
+
+
 @functools.cache
 def shipped_tests(folder: Path = FOLDER) -> Mapping[str, tuple[str, ...]]:
     """`conv/test_file.py::test_function` to the clause ids that it names."""
@@ -55,7 +61,7 @@ def _clauses(node: ast.FunctionDef) -> tuple[str, ...]:
 
 def coverage(tests: Mapping[str, tuple[str, ...]] | None = None) -> Coverage:
     """Hold the clauses of the contract and the shipped tests against each other."""
-    known = installed().clauses
+    known = judged().clauses
     named = shipped_tests() if tests is None else tests
     by_clause = {clause: tuple(test for test, ids in named.items() if clause in ids) for clause in known}
     unknown = {test: tuple(i for i in ids if i not in known) for test, ids in named.items()}

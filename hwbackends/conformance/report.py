@@ -17,7 +17,7 @@ from hwbackends.conformance.waivers import Waiver
 
 if TYPE_CHECKING:
     from hwbackends.conformance.kit import Outcome
-from hwbackends.contract.reader import installed
+from hwbackends.conformance.inventory import judged
 
 SCHEMA = 2
 OUTCOMES = ("passed", "failed", "waived", "not_claimed")
@@ -126,7 +126,7 @@ class Report:
     @property
     def unclaimed_hooks(self) -> list[str]:
         """Hooks that every backend must have, and that this one does not claim."""
-        required = [name for name, hook in installed().hooks.items() if not hook.optional]
+        required = [name for name, hook in judged().hooks.items() if not hook.optional]
         return [name for name in required if name not in self.info.get("hooks_claimed", required)]
 
     @property
@@ -134,7 +134,7 @@ class Report:
         """Clauses of required hooks without a passed test, those apart that speak of unclaimed layouts only."""
         layouts = self.scope_values("layouts", LAYOUTS)
         passed = {c for result in self.results for c, booked in result.clauses.items() if booked == "passed"}
-        hooks = installed().clauses
+        hooks = judged().clauses
         return [
             clause
             for clause, hook in hooks.items()
@@ -199,7 +199,7 @@ class Report:
 
     def clauses(self) -> list[dict[str, Any]]:
         """Each clause of the contracts: its tests by outcome, worst error, status, smallest failing input."""
-        table, contracts = [], installed()
+        table, contracts = [], judged()
         for clause, hook in contracts.clauses.items():
             row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": contracts.clause_text(clause)}
             row["contract"] = contracts.owners[hook.name].name
@@ -265,7 +265,7 @@ class Report:
             "sizes": SIZES,
             "seed": self.seed,
             "waivers": len(self.waivers),
-            "hooks_not_claimed": [h for h in installed().hooks if h not in self.info.get("hooks_claimed", ())],
+            "hooks_not_claimed": [h for h in judged().hooks if h not in self.info.get("hooks_claimed", ())],
             "clauses_without_a_passed_test": self.bare_clauses,
             "emulated": bool(self.info.get("emulated")),
             "hooks_of_other_distributions": foreign,

@@ -127,7 +127,8 @@ HOOK: Kinds = {
 }
 TABLES: Kinds = {"dtype_sets": dict, "dimensions": dict, "layouts": dict, "forward_modes": dict}
 TOP: Kinds = {"contract": str, "version": str, "types": dict, "hooks": list}
-_PYTHON_TYPES = {"Tensor", "dict[str, Tensor]", "ForwardMode", "str", "int", "float", "bool", "None"}
+_PYTHON_TYPES = {"Tensor", "ForwardMode", "str", "int", "float", "bool", "None", "tuple[float, float]"}
+_TABLE = re.compile(r"dict\[str, (\w+)\]")
 CLAUSE_ID = re.compile(r"[A-Z]+(-[A-Z]+)+-\d\d")
 _VERSION = re.compile(r"\d+\.\d+")
 _DIMENSION = re.compile(r"[A-Za-z_]\w*")
@@ -265,7 +266,8 @@ class _Reader:
 
     def _type(self, keys: Keys, name: str) -> None:
         known = {*_PYTHON_TYPES, *self.top["types"]}
-        if name not in known:
+        table = _TABLE.fullmatch(name)
+        if (table[1] if table else name) not in known:
             raise self.error(keys, f"unknown type {name!r}{nearest(name, known)}")
 
     def _dtypes(self, keys: Keys, data: Mapping[str, Any]) -> tuple[str, ...]:

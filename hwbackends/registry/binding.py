@@ -14,6 +14,7 @@ import pluggy
 
 from hwbackends.contract.hookspecs import PROJECT, is_unwritten
 from hwbackends.contract.hookspecs.conv import ConvHooks
+from hwbackends.contract.hookspecs.ssm import SsmHooks
 from hwbackends.contract.hookspecs.step import StepHooks
 from hwbackends.contract.model import Contracts, Hook
 from hwbackends.contract.reader import installed
@@ -151,7 +152,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Backend(StepHooks, ConvHooks):
+class Backend(StepHooks, ConvHooks, SsmHooks):
     """A bound backend: one plain function per hook of every contract, looked up once.
 
     A hook that the backend does not have raises `HookNotImplementedError` when called and is not in `hook_origins`.

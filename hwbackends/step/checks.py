@@ -9,15 +9,18 @@ launch plan. `checked(hook, function)` adds the rules of `device_checks`, which 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import operator
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hwbackends.contract.reader import installed
 from hwbackends.conv.state import ConvState
 from hwbackends.errors import (
     ArgumentError,
@@ -118,8 +121,9 @@ def commit(
     mamba_steps_to_track: Tensor | None,
     computed_lens: Tensor | None,
     draft_indices: Tensor | None,
+    families: tuple[str, ...] = (),
 ) -> None:
-    """Check a commit call.
+    """Check a commit call of a backend that commits these families' states beside convs.
 
     Raises:
         MissingArgumentError: `req_pool_indices` is None; only one of the two track tensors is given; `computed_lens`
@@ -129,14 +133,22 @@ def commit(
     call = SimpleNamespace(
         hook=COMMIT, pool=pool, req_pool_indices=req_pool_indices, last_correct_step_indices=last_correct_step_indices,
         mamba_track_indices=mamba_track_indices, mamba_steps_to_track=mamba_steps_to_track,
-        computed_lens=computed_lens, draft_indices=draft_indices,
+        computed_lens=computed_lens, draft_indices=draft_indices, families=families,
     )  # fmt: skip
     hold(plain(COMMIT), call)
 
 
-def slots(hook: str, pool: StatePool, **indices: Tensor) -> None:
-    """Check the slot lists of a clear or a copy: all [M], one M."""
-    hold(plain(hook), SimpleNamespace(hook=hook, pool=pool, **indices))
+def slots(hook: str, pool: StatePool, families: tuple[str, ...] = (), **indices: Tensor) -> None:
+    """Check the slot lists of a clear or a copy, all [M], one M, of a backend that moves these families' states."""
+    hold(plain(hook), SimpleNamespace(hook=hook, pool=pool, families=families, **indices))
+
+
+def _with_families() -> None:
+    """Import the checks of every family that has some, so that their rules are declared."""
+    for family in installed():
+        name = f"hwbackends.{family}.checks"
+        if find_spec(f"hwbackends.{family}") is not None and find_spec(name) is not None:
+            importlib.import_module(name)
 
 
 @functools.cache
@@ -153,6 +165,7 @@ def checked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """
     from hwbackends.step import device_checks
 
+    _with_families()
     deep = device_checks.rules(hook)
     if not deep:
         return function
@@ -303,10 +316,11 @@ def _extents_of_the_output(call: Call) -> None:
         raise ShapeError(call.hook, "out", f"{out.num_reqs} requests", f"{batch.padded_reqs}, the batch's rows")
     if out.num_tokens != batch.num_tokens:
         raise ShapeError(call.hook, "out", f"{out.num_tokens} tokens", f"{batch.num_tokens}, the batch's num_tokens")
-    _metadata(call.hook, "out", out, call.pool.device)
+    metadata_tensors(call.hook, "out", out, call.pool.device)
 
 
-def _metadata(hook: str, what: str, metadata: StepMetadata, device: torch.device) -> None:
+def metadata_tensors(hook: str, what: str, metadata: StepMetadata, device: torch.device) -> None:
+    """Check the tensors of metadata: the contract's dtypes and extents, contiguous, on a device."""
     extents = {"B": metadata.num_reqs, "B + 1": metadata.num_reqs + 1, "T": metadata.num_tokens}
     for name, (dtypes, extent) in METADATA_TENSORS.items():
         value = getattr(metadata, name)
@@ -321,7 +335,8 @@ def _tensors_that_a_phase_needs(call: Call) -> None:
     batch, pool = call.batch, call.pool
     for name in _needed(batch, pool):
         if getattr(batch, name) is None:
-            why = f"a tensor: {batch.forward_mode.name} on layout {pool.layout} reads it"
+            layout = "ring" if pool.needs_positions else pool.layout
+            why = f"a tensor: {batch.forward_mode.name} on layout {layout} reads it"
             raise MissingArgumentError(call.hook, f"batch.{name}", None, why)
 
 
@@ -346,7 +361,7 @@ def _needed(batch: StepBatch, pool: StatePool) -> list[str]:
             needed.append("extend_prefix_lens")
     elif batch.seq_lens is None and batch.computed_lens is None:
         tracked = phase is ForwardMode.DRAFT_EXTEND and batch.mamba_track_mask is not None
-        if pool.layout == "ring" or tracked:
+        if pool.needs_positions or tracked:
             needed.append("seq_lens")
     if phase is ForwardMode.DRAFT_EXTEND:
         needed.append("num_accept_tokens")
@@ -359,10 +374,11 @@ def _needed(batch: StepBatch, pool: StatePool) -> list[str]:
 
 @rule(PREPARE, "CS-PREP-VER-02")
 def _one_chain_of_drafts(call: Call) -> None:
-    """Trees (`topk` other than 1), and other draft counts than those of `out` and the pool, are refused."""
+    """Trees (`topk` other than 1) over a state that follows one chain, and other draft counts than those of `out` and
+    the pool, are refused."""
     batch, pool, out = call.batch, call.pool, call.out
-    if batch.topk != 1:
-        hint = "a conv state follows one chain of tokens: run with topk=1"
+    if batch.topk != 1 and pool.one_chain:
+        hint = "a conv state or a ring follows one chain of tokens: run with topk=1"
         raise TreeDraftsError(call.hook, "batch.topk", batch.topk, "1", hint)
     if batch.forward_mode not in UNIFORM_DRAFT_MODES:
         return
@@ -484,7 +500,7 @@ def _rows_like(hook: str, name: str, value: Tensor, x: Tensor) -> None:
 @rule(CONV, "CS-CONV-11")
 def _tensors_of_the_metadata(call: Call) -> None:
     """Every tensor of the metadata has the contract's dtype and extent, contiguous, on the state's device."""
-    _metadata(call.hook, "metadata", call.metadata, call.state.tensor.device)
+    metadata_tensors(call.hook, "metadata", call.metadata, call.state.tensor.device)
 
 
 @rule((*VERIFY, "conv_draft_extend"), "CS-VERIFY-03")
@@ -557,21 +573,26 @@ def _snapshots_of_a_commit(call: Call) -> None:
     for name, other in (pair, pair[::-1]):
         if getattr(call, name) is None and getattr(call, other) is not None:
             raise MissingArgumentError(COMMIT, name, None, f"a tensor, since {other} is given")
-    if call.pool.layout == "ring" and call.mamba_steps_to_track is not None and call.computed_lens is None:
+    if call.pool.needs_positions and call.mamba_steps_to_track is not None and call.computed_lens is None:
         hint = "pass the lengths that the verify step started from"
         raise MissingArgumentError(COMMIT, "computed_lens", None, "a tensor: a ring snapshot needs positions", hint)
 
 
 @rule((COMMIT,), "CS-COMMIT-11")
 def _what_a_commit_reads(call: Call) -> None:
-    """The pool has the draft rows and the intermediate SSM states that a commit takes its state from."""
+    """The pool has the draft rows and the intermediate states that a commit takes its state from."""
     pool = call.pool
-    if pool.layout == "window" and not pool.draft_rows:
+    if pool.conv_streams and pool.layout == "window" and not pool.draft_rows:
         hint = "construct the pool with draft_token_num"
         raise MissingArgumentError(COMMIT, "pool", "a pool without draft rows", "draft rows", hint)
     if pool.ssm_state is not None and pool.intermediate_ssm is None:
         hint = "construct the pool with draft_token_num, or wrap the engine's intermediate states"
         raise MissingArgumentError(COMMIT, "pool", "SSM state without intermediate_ssm", "intermediate_ssm", hint)
+    for name, storage in pool.states.items():
+        missing = storage.refuse_commit()
+        if missing:
+            hint = "construct the pool with draft_token_num, or wrap the engine's own"
+            raise MissingArgumentError(COMMIT, f"pool.states[{name!r}]", f"a state without {missing}", missing, hint)
 
 
 @rule(SLOTS, "CS-CLEAR-02")
@@ -583,3 +604,14 @@ def _slot_lists(call: Call) -> None:
         value = getattr(call, name)
         tensor(call.hook, name, value, INDEX_DTYPES, (count,), call.pool.device)
         count = value.shape[0]
+
+
+@rule((COMMIT, *SLOTS), "CS-COMMIT-11")
+def _families_of_a_pool(call: Call) -> None:
+    """Every state of the pool is of a family whose states the backend commits, clears and copies."""
+    families = getattr(call, "families", None)
+    for name, storage in call.pool.states.items():
+        if families is not None and storage.family not in families:
+            got = f"a state of contract {storage.family}, which this backend does not serve"
+            hint = "take the hook from the reference, or give the state a pool of its own"
+            raise UnsupportedError(call.hook, f"pool.states[{name!r}]", got, "a family that it serves", hint)

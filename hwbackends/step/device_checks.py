@@ -388,7 +388,7 @@ def _track_slots_of_a_commit(call: Call) -> None:
     _below(COMMIT, "mamba_track_indices", found, call.pool.num_slots)
     tracks = [(b, slot) for b, slot in zip(kept, found, strict=True) if slot > 0]
     _apart(COMMIT, rows, tracks, [], ("mamba_track_indices", ""))
-    if call.pool.layout == "ring":
+    if call.pool.needs_positions:
         lengths = call.computed_lens.tolist()
         _between(COMMIT, "computed_lens", [lengths[b] for b in kept], 0, LAST_POSITION, "tokens before the verify")
 
@@ -399,7 +399,7 @@ def _draft_rows_of_a_commit(call: Call) -> None:
     pool = call.pool
     given = (call.req_pool_indices if call.draft_indices is None else call.draft_indices).tolist()
     rows = [given[b] for b, _ in _committed(call)]
-    saved = pool.draft_storages()[0].shape[1] if pool.layout == "window" else None
+    saved = pool.draft_storages()[0].shape[1] if pool.draft_rows else None
     middle = None if pool.intermediate_ssm is None else pool.intermediate_ssm.shape[1]
     name = "req_pool_indices" if call.draft_indices is None else "draft_indices"
     for count, what in ((saved, "the pool's draft rows"), (middle, "the rows of intermediate_ssm")):

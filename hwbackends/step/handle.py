@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -21,20 +23,26 @@ class HostMirrors:
 
 
 class LayerHandle:
-    """One layer's view of the step: the shared metadata, this layer's state, and the convs of the step's phase.
+    """One layer's view of the step: the shared metadata, this layer's states, and the hooks of the step's phase.
 
     Attributes:
         layer_id: the layer.
         metadata: metadata of the step, the same object for every layer.
     """
 
-    __slots__ = ("_conv", "_fused", "_pool", "_states", "layer_id", "metadata")
+    __slots__ = ("_conv", "_fused", "_hooks", "_pool", "_states", "layer_id", "metadata")
 
     def __init__(
-        self, layer_id: int, metadata: StepMetadata, pool: StatePool, conv: Conv, fused: ConvAddRmsnorm
+        self,
+        layer_id: int,
+        metadata: StepMetadata,
+        pool: StatePool,
+        conv: Conv,
+        fused: ConvAddRmsnorm,
+        hooks: Callable[[str], Callable[..., Any]],
     ) -> None:
         self.layer_id, self.metadata = layer_id, metadata
-        self._pool, self._conv, self._fused = pool, conv, fused
+        self._pool, self._conv, self._fused, self._hooks = pool, conv, fused, hooks
         self._states: dict[str | tuple[str, ...], ConvState] = {}
 
     def state(self, stream: str | tuple[str, ...]) -> ConvState:
@@ -43,6 +51,15 @@ class LayerHandle:
         if found is None:
             found = self._states[stream] = self._pool.conv_state(stream, self.layer_id)
         return found
+
+    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The hook of the step's phase over one of the pool's `states`, by its name.
+
+        The hook's parameters `state` and `metadata` are filled in; all others are the hook's, by position up to `state`
+        and by keyword behind `metadata`.
+        """
+        state = self._pool.state(name, self.layer_id)
+        return self._hooks(self._pool.states[name].family)(*args, state, self.metadata, **kwargs)
 
     @property
     def host_mirrors(self) -> HostMirrors | None:

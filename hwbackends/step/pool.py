@@ -4,6 +4,7 @@ Storage and bookkeeping only: hooks read and write it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from hwbackends.errors import (
     UnsupportedError,
     WidthError,
 )
+from hwbackends.step.families import Extents, StateStorage, StateStream
+
+NO_CONV = 2
+"""The width of a pool without conv streams, whose history nobody reads."""
 
 
 class StatePool:
@@ -28,9 +33,10 @@ class StatePool:
     Everything is zeroed at construction. Use `wrap` for tensors that an engine already owns.
 
     Args:
-        streams: conv streams, in channel order.
+        streams: conv streams, in channel order; may be empty beside states.
         num_slots: slots, reserved slot 0 counted.
-        width: W, kernel width of every conv that uses the pool.
+        width: W, kernel width of every conv that uses the pool; needed with conv streams.
+        states: states of other families, each by its own name; they share slots, map and layers with the convs.
         layers: ids of the layers that hold state, in the order of the pool's first axis; an int means 0..n-1.
         layout: `window`, `ring` or `lazy`.
         draft_token_num: N, tokens per request in a verify step (the target's own token counted); 0: no speculation.
@@ -49,7 +55,8 @@ class StatePool:
         streams: Sequence[ConvStream],
         *,
         num_slots: int,
-        width: int,
+        width: int = 0,
+        states: Sequence[StateStream] = (),
         layers: int | Sequence[int] = 1,
         layout: Layout = "window",
         draft_token_num: int = 0,
@@ -62,6 +69,7 @@ class StatePool:
         mamba_v2p_table: Tensor | None = None,
         track_interval: int = 64,
     ) -> None:
+        width = width if streams or not states else NO_CONV
         _check_sizes(layout, width, num_slots, draft_token_num, track_interval)
         layer_ids = _layer_ids(layers)
         requests = request_rows if request_rows is not None else num_slots
@@ -70,10 +78,10 @@ class StatePool:
         requests = mamba_index_mapping.shape[0]
         rows = _ring_rows(ring_rows, layout, width, draft_token_num)
         lead = (len(layer_ids), num_slots, rows)
-        conv, groups = allocate(streams, lead, device)
+        conv, groups = allocate(streams, lead, device) if streams or not states else ({}, {})
         drafts: dict[str, Tensor] = {}
         draft_groups: dict[str, Tensor] = {}
-        if layout == "window" and draft_token_num:
+        if conv and layout == "window" and draft_token_num:
             lead = (len(layer_ids), requests, history_rows(width) + draft_token_num)
             drafts, draft_groups = allocate(streams, lead, device)
         ssm = intermediate = None
@@ -83,7 +91,8 @@ class StatePool:
                 shape = (len(layer_ids), requests, draft_token_num, *ssm_shape)
                 intermediate = torch.zeros(shape, dtype=ssm_dtype, device=device)
         self._set(layer_ids, layout, width, draft_token_num, track_interval, mamba_index_mapping, mamba_v2p_table)
-        self._own(conv, drafts, ssm, intermediate)
+        extents = Extents(len(layer_ids), num_slots, requests, draft_token_num, device)
+        self._own(conv, drafts, ssm, intermediate, _allocate_states(states, extents))
         self._groups, self._draft_groups = groups, draft_groups
 
     @classmethod
@@ -91,8 +100,9 @@ class StatePool:
         cls,
         conv_streams: Mapping[str, Tensor],
         *,
-        width: int,
+        width: int = 0,
         mamba_index_mapping: Tensor,
+        states: Mapping[str, StateStorage] | None = None,
         layers: Sequence[int] | None = None,
         layout: Layout = "window",
         draft_token_num: int = 0,
@@ -106,7 +116,8 @@ class StatePool:
 
         Args:
             conv_streams: name to [L, slots, rows, D], any strides. A pool of [L, slots, D, rows] is passed as
-                `tensor.transpose(-1, -2)`.
+                `tensor.transpose(-1, -2)`. May be empty beside states.
+            states: name to a family's storage over the engine's tensors, such as `SSMStorage.wrap`.
             draft_rows: name to [L, R, S + N, D], `window` with drafts; made here if left out.
             intermediate_ssm: [L, R, N, ...], state of each draft step by request row.
 
@@ -115,17 +126,17 @@ class StatePool:
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit together.
         """
-        first = next(iter(conv_streams.values()), None)
-        if first is None or first.dim() != 4:
-            raise ShapeError("StatePool", "conv_streams", "no 4-d tensor", "name -> [L, slots, rows, D]")
-        _check_sizes(layout, width, first.shape[1], draft_token_num, track_interval)
+        held = dict(states or {})
+        lead = _lead(conv_streams, held)
+        width = width if conv_streams else NO_CONV
+        _check_sizes(layout, width, lead[1], draft_token_num, track_interval)
         if draft_rows is None and layout == "window" and draft_token_num:
-            extent = (first.shape[0], mamba_index_mapping.shape[0], history_rows(width) + draft_token_num)
+            extent = (lead[0], mamba_index_mapping.shape[0], history_rows(width) + draft_token_num)
             draft_rows = {n: t.new_zeros(*extent, t.shape[-1]) for n, t in conv_streams.items()}
         pool = cls.__new__(cls)
-        layer_ids = _layer_ids(first.shape[0] if layers is None else layers)
+        layer_ids = _layer_ids(lead[0] if layers is None else layers)
         pool._set(layer_ids, layout, width, draft_token_num, track_interval, mamba_index_mapping, mamba_v2p_table)
-        pool._own(dict(conv_streams), dict(draft_rows or {}), ssm_state, intermediate_ssm)
+        pool._own(dict(conv_streams), dict(draft_rows or {}), ssm_state, intermediate_ssm, held)
         pool._groups, pool._draft_groups = {}, {}
         return pool
 
@@ -155,6 +166,7 @@ class StatePool:
         self.cache: dict[object, object] = {}
         self._layer_index = {layer: index for index, layer in enumerate(layer_ids)}
         self._states: dict[tuple[str | tuple[str, ...], int], ConvState] = {}
+        self._family_states: dict[tuple[str, int], Any] = {}
 
     def _own(
         self,
@@ -162,9 +174,10 @@ class StatePool:
         draft_rows: dict[str, Tensor],
         ssm_state: Tensor | None,
         intermediate_ssm: Tensor | None,
+        states: dict[str, StateStorage],
     ) -> None:
-        first = next(iter(conv_streams.values()))
-        layers, slots, rows = first.shape[:3]
+        layers, slots = _lead(conv_streams, states)
+        rows = next((t.shape[2] for t in conv_streams.values()), 0)
         requests = self.mamba_index_mapping.shape[0]
         drafts = history_rows(self.width) + self.draft_token_num
         expected: list[tuple[str, Tensor, tuple[int, ...]]] = [
@@ -179,13 +192,20 @@ class StatePool:
                 shape = (layers, intermediate_ssm.shape[1], self.draft_token_num, *tail)
                 expected.append(("intermediate_ssm", intermediate_ssm, shape))
         for name, tensor, shape in expected:
-            _check_tensor(name, tensor, shape, self.mamba_index_mapping.device)
+            _check_tensor(name, tensor, shape, self.device)
+        for name, storage in states.items():
+            if name in conv_streams:
+                raise ArgumentError("StatePool", "states", repr(name), "a name that no conv stream has")
+            storage.check(f"states[{name!r}]", layers, slots, self.device)
         if layers != len(self.layer_ids):
             raise ShapeError("StatePool", "layers", f"{len(self.layer_ids)} layer ids", f"{layers}, as the tensors")
         self.conv_streams, self.draft_rows = conv_streams, draft_rows
         self.ssm_state, self.intermediate_ssm = ssm_state, intermediate_ssm
+        self.states = states
         self.num_slots, self.rows = slots, rows
-        self.conv_state(next(iter(conv_streams)), self.layer_ids[0])  # rows against layout and width
+        for name in conv_streams:
+            self.conv_state(name, self.layer_ids[0])  # rows against layout and width
+            break
 
     _groups: dict[str, Tensor]
     _draft_groups: dict[str, Tensor]
@@ -205,6 +225,46 @@ class StatePool:
         """L, layers that hold state."""
         return len(self.layer_ids)
 
+    @property
+    def needs_positions(self) -> bool:
+        """Whether steps and snapshots of this pool need to know computed lengths."""
+        conv = self.layout == "ring" and bool(self.conv_streams)
+        return conv or any(storage.positions for storage in self.states.values())
+
+    @property
+    def one_chain(self) -> bool:
+        """Whether a state of this pool follows one chain of drafts only, so that trees are refused."""
+        return bool(self.conv_streams) or any(storage.one_chain for storage in self.states.values())
+
+    def layer_index(self, layer_id: int) -> int:
+        """Where a layer stands in the pool's first axis.
+
+        Raises:
+            ArgumentError: no such layer.
+        """
+        index = self._layer_index.get(layer_id)
+        if index is None:
+            raise ArgumentError("StatePool", "layer_id", layer_id, f"one of {list(self.layer_ids)}")
+        return index
+
+    def state(self, name: str, layer_id: int) -> Any:
+        """The state of a name in one layer, as its family's hooks take it; the same object every time.
+
+        Raises:
+            ArgumentError: no such state or layer.
+        """
+        found = self._family_states.get((name, layer_id))
+        if found is None:
+            if name not in self.states:
+                raise ArgumentError("StatePool.state", "name", repr(name), f"one of {', '.join(self.states)}")
+            found = self._family_states[name, layer_id] = self.states[name].layer(self.layer_index(layer_id))
+        return found
+
+    def slot_tensors(self) -> list[Tensor]:
+        """Everything that belongs to slots, each [L, slots, ...]: what a clear zeroes and a copy moves."""
+        ssm = [] if self.ssm_state is None else [self.ssm_state]
+        return [*self.storages(), *ssm, *(t for storage in self.states.values() for t in storage.slot_tensors())]
+
     def conv_state(self, stream: str | tuple[str, ...], layer_id: int) -> ConvState:
         """The state of one stream in one layer, or of neighbouring streams as one; the same object every time.
 
@@ -217,9 +277,7 @@ class StatePool:
         return found
 
     def _make_state(self, stream: str | tuple[str, ...], layer_id: int) -> ConvState:
-        index = self._layer_index.get(layer_id)
-        if index is None:
-            raise ArgumentError("StatePool.conv_state", "layer_id", layer_id, f"one of {list(self.layer_ids)}")
+        index = self.layer_index(layer_id)
         names = (stream,) if isinstance(stream, str) else stream
         if not names:
             raise ArgumentError("StatePool.conv_state", "stream", "no stream", "at least one")
@@ -251,6 +309,8 @@ class StatePool:
             "mamba_v2p_table": self.mamba_v2p_table,
         }
         tensors |= {name: t for name, t in named.items() if t is not None}
+        for name, storage in self.states.items():
+            tensors |= {f"states[{name}].{part}": t for part, t in storage.tensors().items()}
         return {name: t.data_ptr() for name, t in tensors.items()}
 
 
@@ -274,6 +334,25 @@ class PoolParts:
 
     def __getitem__(self, name: str) -> StatePool:
         return self.parts[name]
+
+
+def _allocate_states(streams: Sequence[StateStream], extents: Extents) -> dict[str, StateStorage]:
+    names = [stream.name for stream in streams]
+    if len(set(names)) != len(names):
+        raise ArgumentError("StatePool", "states", names, "each name once")
+    return {stream.name: stream.allocate(extents) for stream in streams}
+
+
+def _lead(conv_streams: Mapping[str, Tensor], states: Mapping[str, StateStorage]) -> tuple[int, int]:
+    """L and slots, as the first conv stream or else the first state has them."""
+    for tensor in conv_streams.values():
+        if tensor.dim() != 4:
+            break
+        return tensor.shape[0], tensor.shape[1]
+    for storage in states.values() if not conv_streams else ():
+        first = storage.slot_tensors()[0]
+        return first.shape[0], first.shape[1]
+    raise ShapeError("StatePool", "conv_streams", "no 4-d tensor", "name -> [L, slots, rows, D]")
 
 
 def _check_sizes(layout: Layout, width: int, num_slots: int, draft_token_num: int, track_interval: int) -> None:

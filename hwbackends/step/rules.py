@@ -17,6 +17,12 @@ def hooks_by_mode(contract: str, role: str) -> dict[ForwardMode, str]:
     return {ForwardMode(mode): hook.name for mode, hook in _CONTRACTS[contract].by_mode(role).items()}
 
 
+def hooks_by_family(role: str) -> dict[str, dict[ForwardMode, str]]:
+    """The same for every contract that has a hook of the role."""
+    found = {name: hooks_by_mode(name, role) for name in _CONTRACTS}
+    return {name: hooks for name, hooks in found.items() if hooks}
+
+
 def _tensors(type_name: str, shape: tuple[str, ...]) -> list[Parameter]:
     return [p for p in _CONTRACTS.fields(type_name) if p.type == "Tensor" and p.shape == shape]
 

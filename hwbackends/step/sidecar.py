@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hwbackends.contract.hookspecs.conv import ConvAddRmsnorm, ConvHooks
+from hwbackends.contract.hookspecs.ssm import MaterializeSlots
 from hwbackends.contract.hookspecs.step import (
     PrepareMetadata,
     StepHooks,
@@ -29,13 +30,14 @@ from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.handle import HostMirrors, LayerHandle
 from hwbackends.step.metadata import MetadataBuffers, MetadataLimits, StepMetadata
 from hwbackends.step.pool import PoolParts, StatePool
-from hwbackends.step.rules import RECORDED_MODES, TAIL_VALUES, hooks_by_mode
+from hwbackends.step.rules import RECORDED_MODES, TAIL_VALUES, hooks_by_family, hooks_by_mode
 from hwbackends.step.translation import SlotTranslation, Translate
 from hwbackends.switches import switched_on
 
 PREPARE_HOOKS = hooks_by_mode("step", "prepare")
 CONV_HOOKS = hooks_by_mode("conv", "compute")
 FUSED_HOOKS = hooks_by_mode("conv", "fused")
+COMPUTE_HOOKS = hooks_by_family("compute")
 
 
 class ConvBackend(StepHooks, ConvHooks, Protocol):
@@ -111,7 +113,7 @@ class ConvStateSidecar:
             GraphLimitError: the step is beyond the limits and a capture exists.
             TreeDraftsError: more than one draft per position.
         """
-        _refuse_trees(batch)
+        _refuse_trees(batch, self.pool)
         self._make_room(batch)
         if self._translation is not None:
             self._translation.refresh(batch)
@@ -133,7 +135,7 @@ class ConvStateSidecar:
             GraphLimitError: beyond the constructor's limits.
             TreeDraftsError: more than one draft per position.
         """
-        _refuse_trees(batch)
+        _refuse_trees(batch, self.pool)
         if self._translation is not None:
             self._translation.refresh(batch)
         if self._checked:
@@ -161,7 +163,7 @@ class ConvStateSidecar:
         """
         if batch.forward_mode not in RECORDED_MODES:
             return
-        _refuse_trees(batch)
+        _refuse_trees(batch, self.pool)
         self._freeze()
         self._resolve(batch, tracks=batch.mamba_track_mask is not None)
 
@@ -231,14 +233,28 @@ class ConvStateSidecar:
         )
 
     def clear_slots(self, cache_indices: Tensor) -> None:
-        """Zero physical slots [M] in every part."""
+        """Zero physical slots [M] in every part and family."""
         for pool in self.parts:
             _hook(self.backend, "clear_slots")(pool, cache_indices)
 
     def copy_slots(self, source_indices: Tensor, destination_indices: Tensor) -> None:
-        """Copy physical slots [M] onto others in every part."""
+        """Copy physical slots [M] onto others in every part and family."""
         for pool in self.parts:
             _hook(self.backend, "copy_slots")(pool, source_indices, destination_indices)
+
+    def materialize_slots(
+        self, req_pool_indices: Tensor, computed_lens: Tensor, destination_indices: Tensor | None = None
+    ) -> None:
+        """The states of request rows [B] at positions [B] into slots [B], or into their own: before a snapshot is
+        published, a request finishes or is handed over. Conv streams are `copy_slots`' and not touched; nothing
+        where the part has no state that is kept by position."""
+        if not self.pool.states:
+            return
+        if self._translation is not None:
+            self._translation.refresh_requests(req_pool_indices)
+            destination_indices = self._translation.physical(destination_indices)
+        materialize: MaterializeSlots = _hook(self.backend, "materialize_slots")
+        materialize(self.pool, req_pool_indices, computed_lens, destination_indices)
 
     def addresses(self) -> dict[str, int]:
         """Address of every tensor that a captured graph holds: metadata, translated slots, state, map."""
@@ -288,9 +304,14 @@ class ConvStateSidecar:
             step.host_mirrors = HostMirrors(slots, flags)
 
     def _handle(self, step: StepMetadata, layer_id: int) -> LayerHandle:
-        self.pool.conv_state(next(iter(self.pool.conv_streams)), layer_id)  # an unknown layer is refused here
-        conv = _hook(self.backend, CONV_HOOKS[step.forward_mode])
-        return LayerHandle(layer_id, step, self.pool, conv, _fused_hook(self.backend, step.forward_mode))
+        self.pool.layer_index(layer_id)  # an unknown layer is refused here
+        mode, backend = step.forward_mode, self.backend
+        conv = _hook(backend, CONV_HOOKS[mode]) if self.pool.conv_streams else _no_convs
+
+        def hooks(family: str) -> Any:
+            return _hook(backend, COMPUTE_HOOKS[family][mode])
+
+        return LayerHandle(layer_id, step, self.pool, conv, _fused_hook(backend, mode), hooks)
 
     def _make_room(self, batch: StepBatch) -> None:
         """Grow the buffers for an eager step, which only is right while no graph holds their addresses."""
@@ -352,10 +373,14 @@ def _fused_hook(backend: ConvBackend, mode: ForwardMode) -> ConvAddRmsnorm:
     return missing
 
 
-def _refuse_trees(batch: StepBatch) -> None:
-    if batch.topk != 1:
+def _no_convs(*args: object, **kwargs: object) -> Tensor:
+    raise ArgumentError("LayerHandle.conv", "stream", "a conv", "one of the pool's states: it has no conv stream")
+
+
+def _refuse_trees(batch: StepBatch, pool: StatePool) -> None:
+    if batch.topk != 1 and pool.one_chain:
         hint = "set the number of drafts per position to 1"
-        raise TreeDraftsError("ConvStateSidecar", "topk", batch.topk, "1: a conv state follows one chain", hint)
+        raise TreeDraftsError("ConvStateSidecar", "topk", batch.topk, "1: the state follows one chain", hint)
 
 
 def _limits(max_batch: int, max_tokens: int, draft_tokens: int) -> MetadataLimits:
@@ -372,7 +397,14 @@ def _own_pool(parts: PoolParts, part: str) -> StatePool:
 
 
 def _check_draft_rows(pool: StatePool, draft_tokens: int) -> None:
-    """Verify must have room for `draft_tokens` rows per request."""
+    """Verify must have room for `draft_tokens` rows per request, in the convs and in every other state."""
+    for name, storage in pool.states.items():
+        if draft_tokens > max(1, storage.drafts):
+            hint = f"make the StatePool with draft_token_num={draft_tokens}, and states[{name!r}] with room for them"
+            wanted = f"at most {max(1, storage.drafts)}"
+            raise GraphLimitError("ConvStateSidecar", "draft_tokens", draft_tokens, wanted, hint)
+    if not pool.conv_streams:
+        return
     room = {"window": pool.draft_token_num, "ring": pool.rows - history_rows(pool.width)}
     held = room.get(pool.layout, pool.rows - history_rows(pool.width) + 1)
     if draft_tokens > max(1, held):

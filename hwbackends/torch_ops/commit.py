@@ -7,8 +7,12 @@ from torch import Tensor
 
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
+from hwbackends.torch_ops import ssm
 from hwbackends.torch_ops.metadata import translate
 from hwbackends.torch_ops.rows import masked_write, window_rows, within, writing
+
+FAMILIES = ("ssm",)
+"""Families whose states are committed, cleared and copied here, beside convs."""
 
 
 def update_mamba_state_after_mtp_verify(
@@ -29,9 +33,12 @@ def update_mamba_state_after_mtp_verify(
         mamba_steps_to_track,
         computed_lens,
         draft_indices,
+        families=FAMILIES,
     )
     with writing(*pool.storages()):
-        if pool.layout != "window" and pool.ssm_state is None and mamba_steps_to_track is None:
+        conv = pool.conv_streams and pool.layout == "window"
+        others = any(not storage.positions for storage in pool.states.values())
+        if not conv and not others and pool.ssm_state is None and mamba_steps_to_track is None:
             return
         requests = req_pool_indices.long()
         known = (requests >= 0) & (requests < pool.request_rows)
@@ -44,10 +51,12 @@ def update_mamba_state_after_mtp_verify(
             wanted = live & within(track, pool.num_slots) & _drafted(pool, step)
             _commit_windows(pool, slots, track, drafts, step, wanted, computed_lens, tracking=True)
             _commit_ssm(pool, track, drafts, step, wanted)
+            _track_states(pool, slots, requests, computed_lens, step, track, drafts, wanted)
         step = last_correct_step_indices.long()
         wanted = live & _drafted(pool, step)
         _commit_windows(pool, slots, slots, drafts, step, wanted, computed_lens, tracking=False)
         _commit_ssm(pool, slots, drafts, step, wanted)
+        ssm.commit_states(pool, slots, drafts, step, wanted)
 
 
 def _drafted(pool: StatePool, step: Tensor) -> Tensor:
@@ -71,7 +80,7 @@ def _commit_windows(
     n_b + step, to the same row numbers. lazy: rows step ... step + S - 1 of the slot, to rows 0 ... S - 1.
     Ring and lazy are committed by the engine's own counts; only a track slot is written there.
     """
-    if pool.layout != "window" and not tracking:
+    if not pool.conv_streams or (pool.layout != "window" and not tracking):
         return
     history = pool.width - 1
     offsets = torch.arange(history, device=step.device)
@@ -106,6 +115,24 @@ def _commit_ssm(pool: StatePool, target: Tensor, drafts: Tensor, step: Tensor, w
     masked_write(state, target, torch.zeros_like(target), found, wanted)
 
 
+def _track_states(
+    pool: StatePool,
+    slots: Tensor,
+    requests: Tensor,
+    computed_lens: Tensor | None,
+    step: Tensor,
+    track: Tensor,
+    drafts: Tensor,
+    wanted: Tensor,
+) -> None:
+    """The states behind draft `step` into the track slots: saved ones on `intermediate`, replayed ones on `ring`."""
+    ssm.commit_states(pool, track, drafts, step, wanted)
+    if computed_lens is not None:
+        reached = computed_lens.long().clamp(min=0) + step + 1
+        rings = [name for name, storage in pool.states.items() if storage.positions]
+        ssm.move_states(pool, rings, slots, requests, reached, track, wanted)
+
+
 def _rows(drafts: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Draft rows to read, and the requests whose draft row is there."""
     wanted = wanted & (drafts >= 0) & (drafts < count)
@@ -114,7 +141,7 @@ def _rows(drafts: Tensor, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:
     """Zero slots in every layer and stream. See `hookspecs.clear_slots`."""
-    checks.slots("clear_slots", pool, cache_indices=cache_indices)
+    checks.slots("clear_slots", pool, FAMILIES, cache_indices=cache_indices)
     with writing(*pool.storages()):
         slots = cache_indices.long()
         for state in _by_slot(pool):
@@ -124,7 +151,7 @@ def clear_slots(pool: StatePool, cache_indices: Tensor) -> None:
 
 def copy_slots(pool: StatePool, source_indices: Tensor, destination_indices: Tensor) -> None:
     """Copy slots onto others in every layer and stream. See `hookspecs.copy_slots`."""
-    checks.slots("copy_slots", pool, source_indices=source_indices, destination_indices=destination_indices)
+    checks.slots("copy_slots", pool, FAMILIES, source_indices=source_indices, destination_indices=destination_indices)
     with writing(*pool.storages()):
         source, destination = source_indices.long(), destination_indices.long()
         mask = within(source, pool.num_slots) & within(destination, pool.num_slots)
@@ -135,5 +162,4 @@ def copy_slots(pool: StatePool, source_indices: Tensor, destination_indices: Ten
 
 def _by_slot(pool: StatePool) -> list[Tensor]:
     """Every state tensor as a view [slots, 1, ...]."""
-    tensors = [*pool.conv_streams.values(), *([] if pool.ssm_state is None else [pool.ssm_state])]
-    return [tensor.movedim(0, 1).unsqueeze(1) for tensor in tensors]
+    return [tensor.movedim(0, 1).unsqueeze(1) for tensor in pool.slot_tensors()]

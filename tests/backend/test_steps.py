@@ -358,7 +358,8 @@ def test_every_rule_is_shown_by_a_call_that_breaks_it() -> None:
     assert device_checks.rules(COMMIT)
     shown = {rule for rule, _ in (*ALWAYS, *CHECKED)} | OF_ONE_LAYOUT
     shown |= {"tokens_for_every_request", "tensors_of_the_metadata"}
-    assert {rule.name for rule in RULES} == shown
+    shown |= {"families_of_a_pool"}  # with the rules of other families, in tests of theirs
+    assert {rule.name for rule in RULES if rule.check.__module__.startswith("hwbackends.step.")} == shown
 
 
 # what happens without checked mode

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hwbackends.cli import main
 from hwbackends.conformance import command, inventory, report
 from hwbackends.conformance.digests import digest
-from hwbackends.contract.reader import installed
+from hwbackends.conformance.inventory import judged
 
 
 def _call(*arguments: str) -> Result:
@@ -46,7 +46,7 @@ def test_report_shows_clauses_failures_and_the_line(written: Path, tmp_path: Pat
 
 def test_a_certified_report_is_status_zero(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    passed = dict.fromkeys(installed().clauses, "passed")
+    passed = dict.fromkeys(judged().clauses, "passed")
     result = report.Result("test_a.py::test_b", "passed", clauses=passed)
     report.write(report.Report({"backend": "acme", "device": "cpu"}, [result]), path)
     assert _call("report", str(path)).exit_code == 0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hwbackends.conformance.inventory import judged
 from hwbackends.conformance.page import page
 from hwbackends.conformance.report import SPEAKS_OF, Report, Result
 from hwbackends.conformance.waivers import Waiver
-from hwbackends.contract.reader import installed
 
 INFO = {"backend": "acme", "device": "cpu"}
 WAIVER = Waiver("test_a.py::test_b", "CS-CONV-01", "why", "https://example.org", datetime.date(2999, 1, 1))
@@ -21,7 +21,7 @@ def _result(outcome: str, clause: str = "CS-CONV-01", name: str = "test_exact.py
     return Result(name, outcome, "why", "values", {clause: booked}, seed=17)
 
 
-REQUIRED = {clause: "passed" for clause, hook in installed().clauses.items() if not hook.optional}
+REQUIRED = {clause: "passed" for clause, hook in judged().clauses.items() if not hook.optional}
 WHOLE = Result("conv/test_all.py::test_all[once]", "passed", clauses=REQUIRED)
 """A passed test for every clause of a required hook."""
 
@@ -56,7 +56,7 @@ def test_a_backend_without_every_required_hook_is_incomplete() -> None:
 
 
 def test_an_optional_hook_need_not_be_claimed() -> None:
-    required = [name for name, hook in installed().hooks.items() if not hook.optional]
+    required = [name for name, hook in judged().hooks.items() if not hook.optional]
     assert Report({**INFO, "hooks_claimed": required}, [WHOLE]).verdict == "certified"
 
 

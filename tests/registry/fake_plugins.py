@@ -18,6 +18,7 @@ MANIFEST = """\
 contracts: {step: ">=1.0,<2.0", conv: ">=1.0,<2.0"}
 devices: [cpu]
 """
+NAMED = ("step", "conv")
 
 
 def parameters_of(hook: Hook) -> list[str]:
@@ -32,9 +33,10 @@ def definition(hook: str, parameters: list[str] | None = None, body: str = "") -
 
 
 def plugin_source(replaced: Mapping[str, str] | None = None, extra: str = "", optional: bool = True) -> str:
-    """Source of a plugin with every hook; `replaced` gives another source for some of them, empty leaves them out."""
+    """Source of a plugin with every hook of the contracts that `MANIFEST` names; `replaced` gives another
+    source for some of them, empty leaves them out."""
     replaced = replaced or {}
-    hooks = [hook for hook in installed().hooks.values() if optional or not hook.optional]
+    hooks = [hook for hook in installed().only(NAMED).hooks.values() if optional or not hook.optional]
     parts = [replaced.get(hook.name, _default(hook.name)) for hook in hooks]
     return "from hwbackends.contract.hookspecs import ProbeResult, hookimpl\n\n" + "\n\n".join(parts) + "\n" + extra
 

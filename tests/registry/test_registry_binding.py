@@ -10,15 +10,16 @@ import types
 import pytest
 
 from hwbackends.contract.hookspecs.conv import ConvHooks
+from hwbackends.contract.hookspecs.ssm import SsmHooks
 from hwbackends.contract.hookspecs.step import StepHooks
 from hwbackends.contract.reader import installed
 from hwbackends.errors import BrokenPluginError, HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.binding import Backend, bind, inspect_plugin
 from hwbackends.registry.candidates import Candidate, discover, import_plugin
-from tests.registry.fake_plugins import Site, definition, parameters_of, plugin_source
+from tests.registry.fake_plugins import NAMED, Site, definition, parameters_of, plugin_source
 
 COMMIT = "update_mamba_state_after_mtp_verify"
-HOOKS = installed().hooks
+HOOKS = installed().only(NAMED).hooks
 OPTIONAL = [name for name, hook in HOOKS.items() if hook.optional]
 
 
@@ -196,9 +197,9 @@ def test_a_backend_tells_where_each_hook_comes_from(site: Site) -> None:
 
 
 def test_a_backend_has_one_typed_attribute_per_hook_of_the_contracts() -> None:
-    typed = [name for base in (StepHooks, ConvHooks) for name in base.__annotations__]
-    assert typed == list(HOOKS)
-    assert {StepHooks, ConvHooks} < set(Backend.__mro__)
+    typed = [name for base in (StepHooks, ConvHooks, SsmHooks) for name in base.__annotations__]
+    assert typed == list(installed().hooks)
+    assert {StepHooks, ConvHooks, SsmHooks} < set(Backend.__mro__)
 
 
 def test_a_backend_is_frozen(site: Site) -> None:

@@ -1,6 +1,6 @@
-"""The hooks of a backend as readable Python: one module per contract (`step`, `conv`), in which the hook `conv_decode`
-is the callable protocol `ConvDecode`, and here the mark that makes a plugin's function a hook's implementation. Tests
-hold each module equal to its YAML file. Nothing imports torch."""
+"""The hooks of a backend as readable Python: one module per contract (`step`, `conv`, `ssm`), in which the hook
+`conv_decode` is the callable protocol `ConvDecode`, and here the mark that makes a plugin's function a hook's
+implementation. Tests hold each module equal to its YAML file. Nothing imports torch."""
 
 from __future__ import annotations
 
