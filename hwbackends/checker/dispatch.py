@@ -382,7 +382,7 @@ class Dispatcher:
         if factory or either:
             inner += [s for t in inner for s in scopes if s.kind == "f" and scopes[s.parent] is t]
         takes_all = [s for s in inner if s.signature and s.signature.vararg and s.signature.kwarg]
-        if any(s.kwarg_popped or s.kwarg_edited for s in takes_all):
+        if any(s.kwarg_popped or s.kwarg_edited or _takes_more(s) for s in takes_all):
             return False  # the wrapper takes arguments of its own out, or adds some
         own = [s for s in inner if s.name != "<lambda>"]
         if not own and any(v[0] in "IP" for v in self.inference.returns(ref, None)):
@@ -415,6 +415,10 @@ class Dispatcher:
         return chooser + [candidate for item in sorted(made) for candidate in self._own_constructor(item)]
 
     def _own_constructor(self, owner: Ref) -> list[Candidate]:
+        if self.program.is_enum(owner):
+            return []  # calling it looks a member up
+        if self._remade(owner):
+            return []
         outside = set(self._all_external(owner)) - {"metaclass=ABCMeta"}
         if any(name.startswith(("metaclass", "**")) for name in outside):
             return []
@@ -434,6 +438,22 @@ class Dispatcher:
         if _decorated(self.program.scope(owner)):
             return []
         return [Candidate(owner, Signature((), (), (), {}, None, None), 0, owner, False)]
+
+    def _remade(self, owner: Ref) -> bool:
+        """Whether a decorator of a class may give it another constructor: ``@make_norm class Log(Norm): ...``."""
+        scope = self.program.scope(owner)
+        others = [d for d in scope.decorators if last_name(d) not in _CLASS_KEEPING]
+        if not others or _record_kind(scope) == "record" or "__init__" in scope.bindings or "__new__" in scope.bindings:
+            return False
+        context = Context(owner[0], scope.parent, scope.line, scope.guard, None)
+        return any(self._makes_another(d, context) for d in others)
+
+    def _makes_another(self, decorator: Expr | None, context: Context) -> bool:
+        """Whether a class decorator of the trees returns a class of its own."""
+        if decorator is None or self._returns_what_it_gets(decorator, context):
+            return False
+        values = self.inference.evaluate(decorator[1] if decorator[0] == "c" else decorator, context)
+        return any(value[0] in "FBP" for value in values)
 
     def _all_external(self, owner: Ref) -> Iterable[str]:
         return (name for item in self.program.mro(owner) for name in self.program.external.get(item, ()))
@@ -516,6 +536,14 @@ def _record_kind(scope: Scope) -> str:
         if name in ("define", "frozen", "attrs", "s", "mutable", "struct", "pytree_dataclass", "register_dataclass"):
             return "unknown"
     return ""
+
+
+def _takes_more(wrapper: Scope) -> bool:
+    """Whether a wrapper has a keyword of its own, or hands on other positions than it was given."""
+    signature = wrapper.signature
+    if signature is None:
+        return False
+    return bool(signature.kwonly) or len(wrapper.bindings.get(signature.vararg or "", ())) > 1
 
 
 def _keyword_only(scope: Scope) -> bool:

@@ -32,7 +32,10 @@ class SourceFile(NamedTuple):
 
     @property
     def is_test(self) -> bool:
-        return bool(_TEST_PARTS & set(self.parts[-6:])) or self.parts[-1].startswith(("test_", "conftest"))
+        name = self.parts[-1]
+        return (
+            bool(_TEST_PARTS & set(self.parts[-6:])) or name.startswith(("test_", "conftest")) or name.endswith("_test")
+        )
 
 
 class Member(NamedTuple):
@@ -139,19 +142,18 @@ class Program:
             index for index in self._modules.get(wanted[-1], ()) if self.files[index].parts[-len(wanted) :] == wanted
         ]
         here = self.files[importer].parts
-        # Inside compat/torch/, ``torch.linalg`` is the package of that name, not its own folder.
-        matches = [index for index in matches if not self._holds(index, len(wanted), here)]
+        # Beside backend/numpy/random.py, and inside of it, ``numpy.random`` is the package of that name.
+        matches = [index for index in matches if self._starts_at_a_root(index, len(wanted))]
         if len(wanted) == 1:
             matches = [index for index in matches if self._is_top_level(index)]
         if not matches:
             return None
         return max(matches, key=lambda index: (_common(self.files[index].parts, here), -len(self.files[index].parts)))
 
-    def _holds(self, index: int, length: int, importer: tuple[str, ...]) -> bool:
-        """Whether a dotted name of this length starts at a folder around the importer that is no root package."""
+    def _starts_at_a_root(self, index: int, length: int) -> bool:
+        """Whether a dotted name of this length starts at a package, or module, that lies in no other."""
         parts = self.files[index].parts
-        folder = parts[: len(parts) - length + 1]
-        return length > 1 and importer[: len(folder)] == folder and not self.is_root(folder)
+        return length == 1 or self.is_root(parts[: len(parts) - length + 1])
 
     def _is_top_level(self, index: int) -> bool:
         """A one-part import names a root package or a script's neighbour, not any module of that name deep down."""
