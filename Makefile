@@ -12,7 +12,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
+.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor certify-example pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -94,8 +94,11 @@ pluggy-matrix: $(INSTALLED) ## the registry's tests with every supported pluggy
 mutants: $(INSTALLED) ## every deliberately wrong backend through the conformance kit's quick lane; keeps the result
 	$(BIN)/python -m tests.conformance.run_mutants --out benchmarks/results/conformance-mutants.json
 
-example-vendor: $(INSTALLED) ## certify the example backend from its own wheel, in an environment without this tree
-	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py
+example-vendor: $(INSTALLED) ## the example backend from its own wheel, in an environment without this tree: the quick lane
+	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py -k "not certified"
+
+certify-example: $(INSTALLED) ## as above, the whole kit
+	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py -k certified
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -381,8 +381,9 @@ class Rig:
         view = buffers.view(
             ForwardMode(batch.mode), len(batch.req_pool_indices), batch.num_tokens, batch.draft_token_num, tracks
         )
-        for tensor in view.tensors().values():
-            tensor.fill_(STALE if tensor.dtype != torch.bool else True)
+        for tensor in view.tensors().values():  # what lies behind the step's extents too
+            value = STALE if tensor.dtype != torch.bool else True
+            torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).fill_(value)
         return view
 
     def prepare(

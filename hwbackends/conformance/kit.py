@@ -162,10 +162,11 @@ class Kit:
 
     def _kept(self, rules: Owned, made: Made) -> None:
         """Nothing changed but what the hook owns."""
-        cover = self.client.mask(rules.writes)
+        cover = self.client.mask(rules.writes) if made.changed else {}
+        large = self.client.large if made.changed else frozenset()
         for token in made.changed:
             mine = cover.get(token)
-            if token in self.client.large:
+            if token in large:
                 if token not in {self.client.token(tensor) for tensor in rules.writes}:
                     name, clause = self._whose(rules, token, False)
                     self.book(clause, False, f"{rules.hook} wrote to {name}")

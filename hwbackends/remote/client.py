@@ -311,10 +311,7 @@ class Client:
         )
 
     def _do(self, request: Request, what: str) -> Made:
-        if self._fresh:  # a new process, or a new test: nothing is known there
-            self._send(Request("forget"))
-            self._receive("forgetting", self.timeout_s)
-            self._fresh = False
+        request.fresh, self._fresh = self._fresh, False  # a new process, or a new test: nothing is known there
         self._changes(request)
         self._send(request)
         answer = self._receive(what, self.timeout_s)

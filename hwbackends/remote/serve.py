@@ -38,11 +38,13 @@ class Memory:
     def forget(self) -> None:
         """Drop everything."""
         self.bases: dict[int, Tensor] = {}
+        self.flats: dict[int, Any] = {}
         self.known: dict[int, bytes] = {}
         self.views: dict[int, View] = {}
         self.tensors: dict[int, Tensor] = {}
         self.objects: dict[int, Any] = {}
         self.fields: dict[int, dict[str, Any]] = {}
+        self.given: dict[int, dict[str, Any]] = {}
         self.contents: dict[int, Any] = {}
 
     def take(self, request: Request) -> None:
@@ -51,7 +53,10 @@ class Memory:
             host = self.emulated or self.device.type == "cpu"
             device = "cpu" if host else self.device
             sparse = host and size > LARGE
-            self.bases[token] = sparse_bytes(size) if sparse else torch.empty(size, dtype=torch.uint8, device=device)
+            base = sparse_bytes(size) if sparse else torch.empty(size, dtype=torch.uint8, device=device)
+            self.bases[token] = base
+            if host and not sparse:
+                self.flats[token] = base.numpy()
         for token, data in request.whole.items():
             self.known[token] = data
             if data:
@@ -91,6 +96,9 @@ class Memory:
                 if fields[key] != self.fields[token].get(key):
                     setattr(known, key, value)
         self.fields[token] = fields
+        owner = self.objects[token]
+        held = {key: getattr(owner, key) for key, value in fields.items() if not _elsewhere(value)}
+        self.given[token] = {key: dict(value) if isinstance(value, dict) else value for key, value in held.items()}
 
     def decode(self, value: Any) -> Any:
         """The argument that an encoded one stands for."""
@@ -119,7 +127,8 @@ class Memory:
         found: dict[int, bytes] = {}
         for token, base in self.bases.items():
             if base.nbytes <= LARGE:
-                now = base.cpu().numpy().tobytes()
+                flat = self.flats.get(token)
+                now = (base.cpu().numpy() if flat is None else flat).tobytes()
                 if now != self.known.get(token):
                     self.known[token] = found[token] = now
         large: dict[int, bytes] = {}
@@ -133,19 +142,16 @@ class Memory:
     def replaced(self) -> list[str]:
         """Fields of the caller's objects that hold something else than the caller put there; they are put back."""
         found = []
-        for token, fields in self.fields.items():
+        for token, given in self.given.items():
             owner = self.objects[token]
-            for key, value in fields.items():
-                if isinstance(value, Ref) and value.kind == "elsewhere":  # made anew each time
+            for key, want in given.items():
+                now = getattr(owner, key)
+                if now is want:
                     continue
-                want, now = self.decode(value), getattr(owner, key)
-                parts = want.items() if isinstance(want, dict) else [("", want)]
-                for name, part in parts:
-                    mine = now.get(name) if isinstance(want, dict) else now
-                    same = mine is part if isinstance(part, Tensor) else mine == part
-                    if not same:
-                        found.append(f"{type(owner).__name__}.{key}{name and f'[{name}]'}")
-                        setattr(owner, key, want)
+                names = _differing(now, want)
+                found += [f"{type(owner).__name__}.{key}{name and f'[{name}]'}" for name in names]
+                if names:
+                    setattr(owner, key, dict(want) if isinstance(want, dict) else want)
         return found
 
     def encode_result(self, result: Any) -> Any:
@@ -161,6 +167,19 @@ class Memory:
         dtype = str(result.dtype).removeprefix("torch.")
         wrong_device = result.device != self.device
         return Ref("new", (dtype, tuple(result.shape), _content(raw), bool(shared and raw.numel()), wrong_device))
+
+
+def _elsewhere(value: Any) -> bool:
+    """Whether an encoded value is a tensor on another device, which is made anew each time."""
+    return isinstance(value, Ref) and value.kind == "elsewhere"
+
+
+def _differing(now: Any, want: Any) -> list[str]:
+    """Keys under which a dict holds something else than was put there; "" for any other value that differs."""
+    if isinstance(want, dict):
+        keys = [*want, *(now if isinstance(now, dict) else ())]
+        return [key for key in dict.fromkeys(keys) if not isinstance(now, dict) or now.get(key) is not want.get(key)]
+    return [] if not isinstance(want, Tensor) and now == want else [""]
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -192,11 +211,10 @@ class Server:
 
     def handle(self, request: Request) -> Answer:
         """Do what is asked."""
-        if request.kind == "forget":
+        if request.fresh:
             self.memory.forget()
             self.graphs.clear()
             self.last = None
-            return Answer()
         answer, made = Answer(), None
         try:
             self.memory.take(request)

@@ -44,7 +44,8 @@ class Request:
     """What the process is to do.
 
     Attributes:
-        kind: call, capture, replay, repeat or forget.
+        kind: call, capture, replay or repeat.
+        fresh: forget everything first.
         calls: the hooks, in order; a capture records all of them, `call` makes one.
         storages: new storages: token to bytes.
         views: new views by token.
@@ -57,6 +58,7 @@ class Request:
     """
 
     kind: str
+    fresh: bool = False
     calls: list[Call] = field(default_factory=list)
     storages: dict[int, int] = field(default_factory=dict)
     views: dict[int, View] = field(default_factory=dict)

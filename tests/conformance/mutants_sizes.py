@@ -451,3 +451,93 @@ def fused_waits_for_the_device(c: Call) -> Tensor:
     y: Tensor = c.run()
     y.sum().item()
     return y
+
+
+# --- offsets in 32 bits ---
+
+
+def is_far(tensor: Tensor | None) -> bool:
+    """Whether an entry lies 2**31 elements or more from the first."""
+    if tensor is None or not tensor.numel():
+        return False
+    return sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)) >= 2**31
+
+
+def _first_entries(tensor: Tensor) -> Tensor:
+    """Every entry of the dimension of the largest stride is the first one."""
+    dim = max(range(tensor.dim()), key=tensor.stride)
+    return tensor.narrow(dim, 0, 1).expand(tensor.shape).clone()
+
+
+@mutant(*CONVS)
+def has_32_bit_offsets_of_weights(c: Call) -> Tensor:
+    return c.run(weight=_first_entries(c.weight) if is_far(c.weight) else c.weight)
+
+
+@mutant(*CONVS)
+def has_32_bit_offsets_of_bias(c: Call) -> Tensor:
+    return c.run(bias=_first_entries(c.bias) if is_far(c.bias) else c.bias)
+
+
+@mutant(*CONVS)
+def has_32_bit_offsets_of_the_output(c: Call) -> Tensor:
+    return c.run(out=None if is_far(c.out) else c.out)
+
+
+@mutant(*CONVS)
+def has_32_bit_offsets_of_state(c: Call) -> Tensor:
+    return c.run(state=c.spare_state() if is_far(c.state.tensor) else c.state)
+
+
+@mutant("conv_target_verify", "conv_draft_extend")
+def has_32_bit_offsets_of_draft_rows(c: Call) -> Tensor:
+    return c.run(state=c.spare_state() if is_far(c.state.draft_rows) else c.state)
+
+
+@mutant(COMMIT)
+def commits_with_32_bit_offsets_of_intermediate_states(c: Call) -> None:
+    states = c.pool.intermediate_ssm
+    if not is_far(states):
+        return c.run()
+    c.pool.intermediate_ssm = _first_entries(states)
+    try:
+        return c.run()
+    finally:
+        c.pool.intermediate_ssm = states
+
+
+@mutant(COMMIT)
+def commits_with_32_bit_offsets_of_draft_rows(c: Call) -> None:
+    return None if any(is_far(rows) for rows in c.pool.draft_rows.values()) else c.run()
+
+
+@mutant(COMMIT, "clear_slots", "copy_slots")
+def has_32_bit_offsets_between_steps(c: Call) -> None:
+    return None if any(is_far(stream) for stream in c.pool.conv_streams.values()) else c.run()
+
+
+@mutant("clear_slots", "copy_slots")
+def has_32_bit_offsets_of_ssm_slots(c: Call) -> None:
+    return None if is_far(c.pool.ssm_state) else c.run()
+
+
+@mutant("clear_slots")
+def has_32_bit_offsets_of_a_list(c: Call) -> None:
+    return c.run(cache_indices=_first_entries(c.cache_indices) if is_far(c.cache_indices) else c.cache_indices)
+
+
+@mutant(*PREPARES)
+def has_32_bit_offsets_of_the_map(c: Call) -> None:
+    mapping = c.pool.mamba_index_mapping
+    if not is_far(mapping):
+        return c.run()
+    c.pool.mamba_index_mapping = _first_entries(mapping)
+    try:
+        return c.run()
+    finally:
+        c.pool.mamba_index_mapping = mapping
+
+
+@mutant(*FUSED)
+def fused_has_32_bit_offsets_of_the_stream(c: Call) -> Tensor:
+    return c.run(residual_stream=c.residual_stream.clone() if is_far(c.residual_stream) else c.residual_stream)

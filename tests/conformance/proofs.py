@@ -35,8 +35,9 @@ EARLY = ("sizes", "memory", "pairs", "exact", "metadata", "commit", "errors", "l
 class LocalClient(Client):
     """A client whose hooks run in this process, over requests and answers as they would travel."""
 
-    def __init__(self, hooks: Mapping[str, Any]) -> None:
+    def __init__(self, hooks: Mapping[str, Any], traced: bool = False) -> None:
         super().__init__("local", "cpu")
+        self.traced = traced
         self.server = Server.__new__(Server)
         self.server.plugin = SimpleNamespace(hooks=hooks, emulated=False, device=torch.device("cpu"))  # type: ignore[assignment]
         self.server.memory = Memory(torch.device("cpu"), False)
@@ -56,26 +57,28 @@ class LocalClient(Client):
         }
 
     def _send(self, request: Request) -> None:
-        before = _digest(request.calls, self._contents())
-        self._answer = self.server.handle(request)
-        after = _digest(self._answer.result, self._answer.error and self._answer.error[0], self._answer.whole,
-                        self._answer.contents, sorted(self._answer.notes))  # fmt: skip
-        if request.calls and request.kind == "call":
+        traced = self.traced and request.kind == "call"
+        before = _digest(request.calls, self._shadow) if traced else ""
+        answer = self._answer = self.server.handle(request)
+        if traced:
+            error = answer.error and answer.error[0]
+            after = _digest((answer.result, error, sorted(answer.notes)), {**answer.whole, **answer.contents})
             self.trace.append((before, after))
 
     def _receive(self, what: str, limit: float) -> Answer:
         return self._answer
-
-    def _contents(self) -> list[Any]:
-        return sorted(self._shadow.items(), key=lambda entry: entry[0])
 
     def stop(self) -> None:
         """A fresh process would know nothing."""
         self._clear()
 
 
-def _digest(*values: Any) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+def _digest(values: Any, contents: Mapping[int, bytes]) -> str:
+    found = hashlib.blake2b(repr(values).encode(), digest_size=8)
+    for token, data in sorted(contents.items()):
+        found.update(token.to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,10 @@ class Case:
     test: Any
     item: Item
 
-    def run(self, hooks: Mapping[str, Any]) -> tuple[Outcome, list[tuple[str, str]]]:
-        """Run it on some hooks; the outcome, and a digest of what went in and came out of each call."""
-        client = LocalClient({**{name: getattr(reference, name) for name in mutants.HOOKS}, **hooks})
+    def run(self, hooks: Mapping[str, Any], traced: bool = False) -> tuple[Outcome, list[tuple[str, str]]]:
+        """Run it on some hooks; the outcome, and, if it is asked for, a digest of what went in and came out of each
+        call."""
+        client = LocalClient({**{name: getattr(reference, name) for name in mutants.HOOKS}, **hooks}, traced)
         outcome = run(Kit(client), self.id, self.test, self.item, 0)
         return outcome, client.trace
 
@@ -119,18 +123,19 @@ def first_difference(mine: list[tuple[str, str]], theirs: list[tuple[str, str]])
     return None
 
 
-def prove(name: str, cases: Iterable[Case], known: dict[str, tuple[Outcome, list[tuple[str, str]]]]) -> dict[str, Any]:
+def prove(name: str, cases: Iterable[Case], known: dict[str, Outcome]) -> dict[str, Any]:
     """The first case that turns red on a mutant, and the call in it that differs."""
-    hooks = mutants.all_mutants()[name]()
+    changed = mutants.all_mutants()[name]
+    hooks = changed()
     for case in cases:
         if case.id not in known:
-            known[case.id] = case.run({})
-        if not set(known[case.id][0].hooks) & set(hooks):
+            known[case.id] = case.run({})[0]
+        if not set(known[case.id].hooks) & set(hooks):
             continue
-        outcome, trace = case.run(hooks)
+        outcome, _ = case.run(hooks)
         if outcome.outcome == "failed":
             red = sorted(clause for clause, holds in outcome.clauses.items() if not holds)
-            call = first_difference(trace, known[case.id][1])
+            call = first_difference(case.run(changed(), True)[1], case.run({}, True)[1])
             return {"test": case.id, "red": red, "call": call, "says": outcome.reason.splitlines()[0][:160]}
     return {"test": "", "red": [], "call": None, "says": "no test of the quick lane turned red"}
 
@@ -143,10 +148,14 @@ def main() -> None:
     cases, known = quick_cases(), {}  # type: ignore[var-annotated]
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in sys.argv[1:] or mutants.all_mutants():
-        if name not in OTHERS:
-            kept[name] = prove(name, cases, known)
-            print(name, kept[name]["test"], " ".join(kept[name]["red"]), kept[name]["call"], flush=True)
-            KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        if name in OTHERS:
+            continue
+        before = kept.pop(name, {}).get("test")
+        found = prove(name, sorted(cases, key=lambda case: case.id != before), known)
+        print(name, found["test"] or "NONE", " ".join(found["red"]), found["call"], flush=True)
+        if found["test"]:
+            kept[name] = found
+        KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,10 +41,17 @@ def known() -> Known:
 def test_the_kit_sees_each_fault_where_its_proof_says(name: str, cases: dict[str, proofs.Case], known: Known) -> None:
     proof = PROOFS[name]
     assert proof["test"] in cases, f"run python -m tests.conformance.proofs {name}"
-    found = proofs.prove(name, [cases[proof["test"]]], known)
-    assert found["red"] == proof["red"], found["says"]
-    assert found["call"] == proof["call"], "the reference and the mutant differ in another call than they did"
-    assert known[proof["test"]][0].outcome == "passed", "the reference itself fails there"
+    case = cases[proof["test"]]
+    if case.id not in known:
+        if "grow" in case.id:  # what this process builds up at its first calls is no leak
+            case.run({})
+        known[case.id] = case.run({}, True)
+    right, straight = known[case.id]
+    assert right.outcome == "passed", "the reference itself fails there"
+    outcome, trace = case.run(all_mutants()[name](), True)
+    assert sorted(clause for clause, holds in outcome.clauses.items() if not holds) == proof["red"], outcome.reason
+    call = proofs.first_difference(trace, straight)
+    assert call == proof["call"], "the reference and the mutant differ in another call than they did"
 
 
 def test_proofs_are_of_mutants_that_there_are() -> None:
@@ -53,7 +60,6 @@ def test_proofs_are_of_mutants_that_there_are() -> None:
     assert [name for name, proof in PROOFS.items() if not proof["red"]] == []
 
 
-@pytest.mark.slow
 def test_every_mutant_has_a_proof() -> None:
     assert set(PROOFS) == set(all_mutants()) - set(proofs.OTHERS), "run python -m tests.conformance.proofs"
 

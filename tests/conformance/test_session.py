@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conformance.forked import Forks
 
 ROOT = Path(__file__).parents[2]
 MUTANT = "tests.conformance.mutants:plugins.gives_no_reason"
@@ -19,24 +21,32 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """pytest in `folder`, which has settings of its own."""
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    """pytest in a process that nothing was imported into."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=580)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Where pytest runs."""
+    made = Forks()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """`run("arguments", ...)` in an empty folder."""
-    return lambda *arguments: call(tmp_path, *arguments)
+def run(tmp_path: Path, forks: Forks) -> Run:
+    """`run("arguments", ...)` in an empty folder, which has settings of its own."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    return lambda *arguments: forks.run(tmp_path, *arguments)
 
 
 def kit(lane: str, backend: str = "reference") -> tuple[str, ...]:
     return "--pyargs", f"hwbackends.conformance.step.{lane}", "--hwbackend", backend
 
 
-def test_the_plugin_costs_nothing_when_it_is_not_used(tmp_path: Path, run: Run) -> None:
+def test_the_plugin_costs_nothing_when_it_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(
         "import sys\n\ndef test_nothing_was_imported():\n"
         "    loaded = [name for name in sys.modules if name.startswith('hwbackends')]\n"
@@ -44,7 +54,7 @@ def test_the_plugin_costs_nothing_when_it_is_not_used(tmp_path: Path, run: Run) 
         "    assert set(loaded) <= known\n"
         "    assert 'torch' not in sys.modules and 'yaml' not in sys.modules\n"
     )
-    assert "1 passed" in run("test_own.py").stdout
+    assert "1 passed" in call(tmp_path, "test_own.py").stdout
 
 
 def test_other_plugins_may_have_an_option_called_device(tmp_path: Path, run: Run) -> None:
@@ -153,18 +163,12 @@ def test_a_conftest_that_drops_cases_quietly_makes_the_run_partial(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of the quick lane on the reference, spread over two processes by pytest-xdist."""
+    """The report of the quick lane on the reference, in a process of pytest-xdist."""
     folder = tmp_path_factory.mktemp("quick")
-    arguments = (
-        "--pyargs",
-        "hwbackends.conformance",
-        "--hwbackend=reference",
-        "--quick",
-        "-n",
-        "2",
-        "--report=out.json",
-    )
-    done = call(folder, *arguments, "--waivers", _waive(folder, id="step/test_probe.py::test_of_another_release"))
+    waivers = _waive(folder, id="step/test_probe.py::test_of_another_release")
+    kit = ("--pyargs", "hwbackends.conformance", "--hwbackend=reference", "--quick")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    done = call(folder, *kit, "-n", "1", "--report=out.json", "--waivers", waivers)
     data: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return {**data, "html": (folder / "out.html").read_text(), "status": done.returncode, "stdout": done.stdout}
 
@@ -220,7 +224,7 @@ VENDORS = "tests.conformance.vendors:plugins"
 
 @pytest.mark.parametrize(("name", "how"), [("dies_at_import", "CRASH"), ("hangs_at_import", "HANG")])
 def test_a_crash_or_hang_at_import_names_clause_seed_and_command(name: str, how: str, run: Run) -> None:
-    done = run(*kit("test_probe", f"{VENDORS}.{name}"), "--hang-timeout=20", "--seed=7")
+    done = run(*kit("test_probe", f"{VENDORS}.{name}"), "--hang-timeout=15", "--seed=7")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     text = done.stdout + done.stderr
     assert f"{how}: importing the plugin" in text

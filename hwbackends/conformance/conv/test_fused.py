@@ -68,12 +68,25 @@ def test_fused(kit: Kit, mode: str, norm_dtype: str) -> None:
     judge_fused(kit, rig, mode, REQUESTS, EPS, "" if rig.shape.dtype == "float64" else norm_dtype)
 
 
-def judge_fused(kit: Kit, rig: Rig, mode: str, requests: list[Req], eps: float, norm_dtype: str = "") -> None:
-    """A step of random numbers through the fused hook, judged whole."""
+@cases("mode", list(FUSED), quick=2)
+@over("dtype", quick=2, dtype=("float16", "bfloat16"))
+@clauses("CS-FUSED-01", "CS-FUSED-02")
+def test_the_norm_weight_keeps_its_bits(kit: Kit, mode: str) -> None:
+    """float32 norm weights over 16-bit rows, where a loud stream leaves the conv's rounding nothing to hide."""
+    kit.need(hooks=(FUSED[mode],), dtype="float32")
+    rig = rig_for(kit, mode, dims=(DIM,))
+    judge_fused(kit, rig, mode, REQUESTS, EPS, "float32", loud=256.0)
+
+
+def judge_fused(
+    kit: Kit, rig: Rig, mode: str, requests: list[Req], eps: float, norm_dtype: str = "", loud: float = 1.0
+) -> None:
+    """A step of random numbers through the fused hook, judged whole; `loud` scales the residual stream."""
     dtype, width, dim = rig.shape.dtype, rig.shape.width, rig.shape.dims[0]
     random_histories(kit, rig, requests, mode)
     batch = rig.batch(mode, requests)
     x, stream = (random_numbers(kit, (batch.num_tokens, dim), dtype) for _ in range(2))
+    stream *= loud
     norm = random_numbers(kit, (dim,), norm_dtype or dtype)
     weights = random_weights(kit, dim, width, dtype, kit.silu, residual=mode == "decode")
     call, after = _run(kit, rig, batch, weights, x, stream, norm, norm_dtype)

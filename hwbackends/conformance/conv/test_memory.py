@@ -134,7 +134,7 @@ def test_layers_share_one_metadata(kit: Kit, mode: str) -> None:
     order = [("k", 0), ("v", 0), ("k", 2), ("v", 1), ("k", 1), ("v", 2)]
     for number, (name, layer) in enumerate(order):
         dim = 5 if name == "k" else 3
-        bias = None if number % 2 else np.arange(1.0, dim + 1) * 3
+        bias = np.arange(1.0, dim + 1) * 3 if number % 2 else None
         weights = Weights(np.roll(rig.taps(dim), number, axis=1), bias, residual=number % 3 == 1)
         call = rig.run(batch, weights, metadata=metadata, name=name, layer=layer)
         judge_outputs(kit, call, "CS-CONV-01")
@@ -235,8 +235,11 @@ def test_a_commit_reads_its_arguments_every_time(kit: Kit) -> None:
         numbers = kit.rng.standard_normal(tuple(rig.pool.intermediate_ssm.shape))
         rig.pool.intermediate_ssm.copy_(kit.tensor(numbers, "float32"))
         if turn == 2:
-            rig.pool.intermediate_ssm = rig.pool.intermediate_ssm.clone()
-            rig.mapping[:] = rig.mapping[1:] + rig.mapping[:1]
+            rig.pool.intermediate_ssm = rig.pool.intermediate_ssm.clone().neg_()
+            rows = [row for row in batch.req_pool_indices if row >= 0]
+            slots = [rig.mapping[row] for row in rows]
+            for row, slot in zip(rows, slots[1:] + slots[:1], strict=True):
+                rig.mapping[row] = slot
             rig.pool.mamba_index_mapping = kit.tensor(rig.mapping, rig.shape.map_dtype)
         steps = [(b + turn) % 4 - 1 for b in range(6)]
         made = [

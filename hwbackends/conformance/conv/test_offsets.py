@@ -74,7 +74,7 @@ def _far(kit: Kit, what: str, mode: str) -> Far:
     return Far(NAMES.get(what, what), dim, entry if entry > 0 else last, BOUNDS[kit.seed % 2])
 
 
-@cases("what, mode", _turned(), quick=8)
+@cases("what, mode", _turned(), quick=40)
 @over("layout", quick=1, dtype=("float16", "bfloat16", "float32"), width=(3, 4, 5))
 @clauses("CS-CONV-09")
 def test_offsets_of_a_step(kit: Kit, what: str, mode: str) -> None:
@@ -140,7 +140,7 @@ def _pool(kit: Kit, what: str) -> Rig:
     return rig
 
 
-@cases("what", [*POOLS, *DRAFTS, "lists"], quick=7)
+@cases("what", [*POOLS, *DRAFTS, "lists"], quick=14)
 @over("layout", quick=1, width=(3, 4, 5))
 @clauses("CS-CONV-09")
 def test_offsets_of_a_commit(kit: Kit, what: str) -> None:
@@ -157,7 +157,7 @@ def test_offsets_of_a_commit(kit: Kit, what: str) -> None:
         judge_commit(kit, rig, made, before, "CS-CONV-09", "CS-CONV-09")
 
 
-@cases("what", [*POOLS, "lists"], quick=4)
+@cases("what", [*POOLS, "lists"], quick=8)
 @over("layout", quick=1, width=(3, 4, 5))
 @clauses("CS-CONV-09")
 def test_offsets_of_clear_and_copy(kit: Kit, what: str) -> None:

@@ -29,26 +29,31 @@ def _twins(kit: Kit, mode: str, requests: list[Req], count: int = 2, **sizes: An
     return rigs
 
 
+CHUNKED = 11
+CHUNKS = ((1,) * CHUNKED, (3, 3, 3, 2), (10, 1), (1, 2, 8), (4, 7))
+
+
 @over("layout", "dtype", "width", quick=3)
 @clauses("CS-EXTEND-05")
 def test_a_prompt_in_chunks(kit: Kit) -> None:
-    """Any split of 17 tokens gives the outputs and the window of the whole prompt."""
+    """Any split of a prompt gives the outputs and the window of the whole; each split is a request of its own."""
     weights = silu_weights(kit, DIM)
-    x = random_numbers(kit, (17, DIM), kit.point.dtype)
-    (rig,) = _twins(kit, "extend", [], 1)
-    whole = rig.run(rig.batch("extend", [Req(4, tokens=17)]), weights, x)
-    window = rig.window_of(4, 17)
-    for chunks in ((1,) * 17, (3, 3, 3, 3, 3, 2), (16, 1), (1, 2, 14), (5, 12)):
-        (rig,) = _twins(kit, "extend", [], 1)
-        outputs, start = [], 0
-        for tokens in chunks:
-            call = rig.run(
-                rig.batch("extend", [Req(4, tokens=tokens, length=start)]), weights, x[start : start + tokens]
-            )
-            outputs.append(call.y)
-            start += tokens
-        kit.same_bits("CS-EXTEND-05", torch.cat(outputs), whole.y, f"outputs of chunks {chunks}")
-        kit.equal("CS-EXTEND-05", rig.window_of(4, 17), window, f"window after chunks {chunks}")
+    x = random_numbers(kit, (CHUNKED, DIM), kit.point.dtype)
+    whole, rig = _twins(kit, "extend", [], 2)
+    want = whole.run(whole.batch("extend", [Req(4, tokens=CHUNKED)]), weights, x)
+    window = whole.window_of(4, CHUNKED)
+    outputs: list[list[Any]] = [[] for _ in CHUNKS]
+    for turn in range(max(map(len, CHUNKS))):
+        now = [b for b, chunks in enumerate(CHUNKS) if turn < len(chunks)]
+        spans = [(sum(CHUNKS[b][:turn]), CHUNKS[b][turn]) for b in now]
+        requests = [Req(1 + b, tokens=tokens, length=start) for b, (start, tokens) in zip(now, spans, strict=True)]
+        inputs = np.concatenate([x[start : start + tokens] for start, tokens in spans])
+        call = rig.run(rig.batch("extend", requests), weights, inputs)
+        for b, row in zip(now, call.rows, strict=True):
+            outputs[b].append(call.y[row.start : row.start + row.tokens])
+    for b, chunks in enumerate(CHUNKS):
+        kit.same_bits("CS-EXTEND-05", torch.cat(outputs[b]), want.y, f"outputs of chunks {chunks}")
+        kit.equal("CS-EXTEND-05", rig.window_of(1 + b, CHUNKED), window, f"window after chunks {chunks}")
 
 
 @cases("mode", MODES, quick=4)

@@ -249,10 +249,17 @@ def test_draft_extend_metadata(kit: Kit) -> None:
 def test_draft_extend_track_windows(kit: Kit) -> None:
     """Every accepted count across boundaries of the interval, and rows that are not tracked or padded."""
     for interval in (2, 3, 7):
-        rig = prepare_rig(kit, "draft_extend", track_interval=interval, drafts=4, virtual=True, slots=23)
+        rig = prepare_rig(
+            kit, "draft_extend", track_interval=interval, drafts=4, virtual=True, slots=107, request_rows=53
+        )
+        requests = []
         for length in range(7):
-            requests = [Req(1 + a, length=length, accept=a, track=20 - a) for a in range(5)]
-            requests[1:1] = [Req(12, length=length, accept=4), Req(13, length=length, accept=-1, track=14)]
-            batch = rig.batch("draft_extend", requests)
-            names = ("mamba_track_indices", "mamba_track_tokens")
-            _judge(kit, "CS-PREP-DEX-02", rig, batch, rig.prepare(batch), names)
+            first = 1 + 14 * length
+            requests += [Req(first + a, length=length, accept=a, track=first + 13 - a) for a in range(5)]
+            requests += [
+                Req(first + 5, length=length, accept=4),
+                Req(first + 6, length=length, accept=-1, track=first + 7),
+            ]
+        batch = rig.batch("draft_extend", requests)
+        names = ("mamba_track_indices", "mamba_track_tokens")
+        _judge(kit, "CS-PREP-DEX-02", rig, batch, rig.prepare(batch), names)
