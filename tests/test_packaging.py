@@ -92,7 +92,7 @@ def test_a_bare_installation_loads_its_own_contract(bare_python: Path, tmp_path:
     code = "from hwbackends.contract.reader import installed as c; print(c()['step'].path, len(c().hooks), *c())"
     path, hooks, *names = run(bare_python, "-c", code, cwd=tmp_path).split()
     assert Path(path).is_relative_to(bare_python.parent.parent)
-    assert (int(hooks), names) == (14, ["step", "conv"])
+    assert (int(hooks), names) == (19, ["step", "conv", "ssm"])
 
 
 def test_a_bare_installation_refuses_to_load_a_backend_by_name(bare_python: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hwbackends.ascend import tier
 from hwbackends.ascend.tier import hook_origins as hook_origins
 from hwbackends.contract.hookspecs import hookimpl
 from hwbackends.torch_ops import commit as torch_commit
-from hwbackends.torch_ops import epilogue
+from hwbackends.torch_ops import epilogue, ssm
 
 metadata, conv, commit = tier.modules()
 
@@ -23,5 +23,10 @@ conv_draft_extend = hookimpl(conv.conv_draft_extend)
 update_mamba_state_after_mtp_verify = hookimpl(commit.update_mamba_state_after_mtp_verify)
 clear_slots = hookimpl(torch_commit.clear_slots)
 copy_slots = hookimpl(torch_commit.copy_slots)
+ssm_decode = hookimpl(ssm.ssm_decode)
+ssm_extend = hookimpl(ssm.ssm_extend)
+ssm_target_verify = hookimpl(ssm.ssm_target_verify)
+ssm_draft_extend = hookimpl(ssm.ssm_draft_extend)
+materialize_slots = hookimpl(ssm.materialize_slots)
 fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
 fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)

@@ -27,7 +27,17 @@ TRITON_HOOKS = (
     "update_mamba_state_after_mtp_verify",
 )
 """Hooks that have kernels; the others are served by torch ops in either tier."""
-TORCH_HOOKS = ("clear_slots", "copy_slots", "fused_decode_add_rmsnorm", "fused_target_verify_add_rmsnorm")
+TORCH_HOOKS = (
+    "clear_slots",
+    "copy_slots",
+    "ssm_decode",
+    "ssm_extend",
+    "ssm_target_verify",
+    "ssm_draft_extend",
+    "materialize_slots",
+    "fused_decode_add_rmsnorm",
+    "fused_target_verify_add_rmsnorm",
+)
 
 
 def chosen() -> Tier:

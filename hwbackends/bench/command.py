@@ -94,6 +94,35 @@ def serve(device: str, small: bool, out: Path) -> None:
     click.echo(text)
 
 
+@bench.command()
+@click.option("--sglang", type=_FOLDER, help="Folder of an unpacked SGLang wheel.")
+@click.option("--device", default="cuda", show_default=True, help="cpu: in triton's interpreter, to show that it runs.")
+@click.option("--small", is_flag=True, help="Tiny sizes and few shapes.")
+@click.option("--only", multiple=True, help="Sizes whose name holds this word; may be given more than once.")
+@click.option("--minutes", default=7.0, show_default=True, help="Stop measuring after this time.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
+def ssm(
+    sglang: Path | None, device: str, small: bool, only: tuple[str, ...], minutes: float, out: Path
+) -> None:  # fmt: skip
+    """Measure SSM verify and decode in every launch shape, against SGLang's kernels and the floor, and hold all of them
+    to the same bits."""
+    from hwbackends.bench import ssm as work
+    from hwbackends.bench import ssm_report
+
+    peer = None
+    if sglang is not None:
+        from hwbackends.bench.peers.sglang_ssm import SglangSsm
+
+        peer = SglangSsm(sglang)
+    out.mkdir(parents=True, exist_ok=True)
+
+    def save(results: dict[str, Any]) -> None:
+        (out / "ssm.json").write_text(json.dumps(results, indent=1) + "\n")
+        (out / "ssm.md").write_text(ssm_report.tables(results))
+
+    click.echo(ssm_report.tables(work.Session(peer, device, small, only, minutes, save).run()))
+
+
 def _others(vllm: Path | None) -> list[Peer]:
     """Every peer beside SGLang that is here."""
     from hwbackends.bench.peers import fla

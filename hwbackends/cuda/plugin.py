@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hwbackends.contract.hookspecs import hookimpl
-from hwbackends.cuda import commit, conv, epilogue, metadata
+from hwbackends.cuda import commit, conv, epilogue, metadata, ssm
 from hwbackends.cuda import probe as device_probe
 
 probe = hookimpl(device_probe.probe)
@@ -18,5 +18,10 @@ conv_draft_extend = hookimpl(conv.conv_draft_extend)
 update_mamba_state_after_mtp_verify = hookimpl(commit.update_mamba_state_after_mtp_verify)
 clear_slots = hookimpl(commit.clear_slots)
 copy_slots = hookimpl(commit.copy_slots)
+ssm_decode = hookimpl(ssm.ssm_decode)
+ssm_extend = hookimpl(ssm.ssm_extend)
+ssm_target_verify = hookimpl(ssm.ssm_target_verify)
+ssm_draft_extend = hookimpl(ssm.ssm_draft_extend)
+materialize_slots = hookimpl(ssm.materialize_slots)
 fused_decode_add_rmsnorm = hookimpl(epilogue.fused_decode_add_rmsnorm)
 fused_target_verify_add_rmsnorm = hookimpl(epilogue.fused_target_verify_add_rmsnorm)

@@ -19,6 +19,7 @@ CUDA = Traits(
     epilogue_channels=16384,
     dependents=dependent,
     fetch_ahead=attach,
+    speaks_ptx=True,
 )
 
 

@@ -3,7 +3,13 @@ any choice gives the same bits."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hwbackends.triton_ops.launch import cdiv, power_of_two
+from hwbackends.triton_ops.traits import SsmShape
+
+if TYPE_CHECKING:
+    from hwbackends.ssm.state import SSMState
 
 
 def decode(rows: int, dim: int) -> tuple[int, int]:
@@ -57,6 +63,16 @@ def commit(dim: int) -> tuple[int, int]:
     """Channels per program and warps of the commit."""
     block = min(power_of_two(dim), 1024)
     return block, max(1, block // 256)
+
+
+def ssm(state: SSMState, requests: int, tokens: int, through: bool) -> SsmShape:
+    """How decode (`through`: with the state written), verify, draft extend and extend of an SSM are launched."""
+    return SsmShape(rows=16, warps=1, staged=not through)
+
+
+def ssm_defers(state: SSMState, requests: int) -> bool:
+    """Whether a decode on a ring keeps its token there, instead of writing the state."""
+    return False
 
 
 def prepare(rows: int) -> tuple[int, int]:

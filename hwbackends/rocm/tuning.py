@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hwbackends.triton_ops.launch import cdiv, power_of_two
+from hwbackends.triton_ops.traits import SsmShape
+
+if TYPE_CHECKING:
+    from hwbackends.ssm.state import SSMState
 
 MAX_THREADS = 1024
 """Threads of one program."""
@@ -54,6 +59,14 @@ class Tuning:
     def epilogue(self, rows: int, dim: int, decode: bool) -> int:
         """Four channels to a thread, as far as a program can have threads."""
         return self._warps(power_of_two(dim), 4)
+
+    def ssm(self, state: SSMState, requests: int, tokens: int, through: bool) -> SsmShape:
+        """One wave a program: four lanes share a row of the state, so a wave holds 16 rows of it, or 8."""
+        return SsmShape(rows=self.lanes // 4, warps=1, staged=not through)
+
+    def ssm_defers(self, state: SSMState, requests: int) -> bool:
+        """Whether a decode on a ring keeps its token there: not yet timed on a device."""
+        return False
 
     def commit(self, dim: int) -> tuple[int, int]:
         """Rows are copied, nothing is computed: eight elements to a thread."""

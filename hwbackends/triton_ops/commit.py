@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -10,14 +9,19 @@ from torch import Tensor
 
 from hwbackends.conv.layouts import LAYOUT_CODES
 from hwbackends.errors import StrideError
+from hwbackends.ssm.state import SSMStorage
 from hwbackends.step import checks
 from hwbackends.step.pool import StatePool
 from hwbackends.step.strides import packed
 from hwbackends.triton_ops.kernels_commit import commit_kernel, copy_slots_kernel
-from hwbackends.triton_ops.launch import Launch, capturing, cdiv, ordered
+from hwbackends.triton_ops.launch import Launch, cdiv, ordered
+from hwbackends.triton_ops.plans import Launches, Plans, changed, held, planned
+from hwbackends.triton_ops.ssm_moves import move, moving
 from hwbackends.triton_ops.traits import Traits, TraitsOf
 
 COMMIT = "update_mamba_state_after_mtp_verify"
+FAMILIES = ("ssm",)
+"""Families whose states are committed, cleared and copied here, beside convs."""
 
 
 def commit(
@@ -33,7 +37,7 @@ def commit(
     """The slot becomes win_b(j + 1). See `hookspecs.update_mamba_state_after_mtp_verify`.
 
     window: one launch per storage, streams and layers together. ring and lazy: nothing without snapshots and SSM
-    state, else one launch for both.
+    state, else one launch for both. States of other families: one launch for each, on a ring only with snapshots.
     """
     given = (
         req_pool_indices, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, computed_lens,
@@ -41,13 +45,20 @@ def commit(
     )  # fmt: skip
     try:
         key = (COMMIT, *(None if t is None else (t.dtype, t.shape, t.get_device(), t.is_contiguous()) for t in given))
-        plans, held = _planned(pool, key), _held(pool)
+        plans, holds = planned(pool, key), held(pool)
     except (AttributeError, TypeError):
-        checks.commit(pool, *given)
+        checks.commit(pool, *given, families=FAMILIES)
         raise
-    if plans.held != held:
-        checks.commit(pool, *given)
-        plans = pool.cache[key] = Plans(held, _commit_plans(traits_of(pool.device), pool, *given))
+    if plans.held != holds:
+        checks.commit(pool, *given, families=FAMILIES)
+        traits = traits_of(pool.device)
+        tracks = mamba_track_indices is not None
+        moves = _moves(traits, pool, req_pool_indices.shape[0]) if tracks else []
+        launches = _commit_plans(traits, pool, *given)
+        launches += _state_plans(traits, pool, req_pool_indices.shape[0], tracks, draft_indices is not None)
+        plans = pool.cache[key] = Plans(holds, launches, moves)
+    if plans.moves and computed_lens is not None:
+        move(plans.moves, pool, req_pool_indices, computed_lens, mamba_track_indices, mamba_steps_to_track)
     if not plans.launches:
         return
     requests, steps, track, track_steps, lengths, drafts = (
@@ -58,38 +69,6 @@ def commit(
     for launch, storages in plans.launches:
         launch([*storages, *tensors])
         changed(launch)
-
-
-def changed(launch: Launch) -> None:
-    """Tell convs of the same capture that a launch wrote metadata or state."""
-    if launch.traits.dependents is not None and capturing():
-        launch.traits.dependents.note_change()
-
-
-Launches = list[tuple[Launch, tuple[Tensor, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Plans:
-    """Launches over the tensors of a pool, and what tells that the pool still has these tensors."""
-
-    held: tuple[object, ...]
-    launches: Launches
-
-
-_NOTHING = Plans((), [])
-
-
-def _planned(pool: StatePool, key: object) -> Plans:
-    found = pool.cache.get(key)
-    return found if isinstance(found, Plans) else _NOTHING
-
-
-def _held(pool: StatePool) -> tuple[object, ...]:
-    """Addresses and extents of what a pool holds: an engine may have replaced any of it."""
-    tensors = [*pool.storages(), *pool.draft_storages(), pool.ssm_state, pool.intermediate_ssm, pool.mamba_v2p_table]
-    told = tuple(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in tensors)
-    return (pool.mamba_index_mapping.shape, pool.mamba_index_mapping.dtype, *told)
 
 
 def _commit_plans(
@@ -130,6 +109,38 @@ def _commit_plans(
     return plans
 
 
+def _moves(traits: Traits, pool: StatePool, count: int) -> Launches:
+    """Snapshots of SSM states on rings."""
+    rings = [one for one in pool.states.values() if isinstance(one, SSMStorage) and one.layout == "ring"]
+    return [moving(traits, pool, one, count, own=False, steps=True) for one in rings]
+
+
+def _state_plans(traits: Traits, pool: StatePool, count: int, tracks: bool, rows: bool) -> Launches:
+    """The commit of SSM states whose verify kept the state behind each draft."""
+    plans: Launches = []
+    for one in pool.states.values():
+        if not isinstance(one, SSMStorage) or one.intermediate is None:
+            continue
+        _entry_contiguous(one.tensor, 2, "pool.states")
+        _entry_contiguous(one.intermediate, 3, "pool.states")
+        elements = prod(one.tensor.shape[2:])
+        block, warps = traits.tuning.commit(elements)
+        middle = one.intermediate.stride()
+        options = dict.fromkeys(commit_kernel.arg_names, 0) | {
+            "D": 1, "S": 1, "N": max(1, pool.draft_token_num), "C": 1, "LAYERS": pool.num_layers, "E": elements,
+            "ML": one.tensor.stride(0), "MS": one.tensor.stride(1), "IL": middle[0], "IR": middle[1], "IN": middle[2],
+            "V2P": pool.mamba_v2p_table is not None, "ROWS": rows, "TRACK": tracks, "CONV": False, "SSM": True,
+            "BLOCK": block,
+        }  # fmt: skip
+        constants = {name: options[name] for name in commit_kernel.arg_names if name.isupper()}
+        table = 0 if pool.mamba_v2p_table is None else pool.mamba_v2p_table.shape[0]
+        scalars = [pool.request_rows, table, pool.num_slots, 0, one.intermediate.shape[1]]
+        grid = cdiv(elements, block) * pool.num_layers * count
+        launch = Launch(traits, commit_kernel, grid, scalars, constants, warps)
+        plans.append((launch, (one.tensor, one.tensor, one.tensor, one.intermediate)))
+    return plans
+
+
 def _commit_options(pool: StatePool, state: Tensor, rows: Tensor, with_ssm: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "D": state.shape[3],
@@ -165,22 +176,22 @@ def _entry_contiguous(tensor: Tensor, lead: int, name: str) -> None:
 
 def clear(traits_of: TraitsOf, pool: StatePool, cache_indices: Tensor) -> None:
     """Zero slots in every layer and stream. See `hookspecs.clear_slots`."""
-    checks.slots("clear_slots", pool, cache_indices=cache_indices)
+    checks.slots("clear_slots", pool, FAMILIES, cache_indices=cache_indices)
     _move(traits_of, pool, cache_indices, cache_indices, clear=True)
 
 
 def copy(traits_of: TraitsOf, pool: StatePool, source_indices: Tensor, destination_indices: Tensor) -> None:
     """Copy slots onto others in every layer and stream. See `hookspecs.copy_slots`."""
-    checks.slots("copy_slots", pool, source_indices=source_indices, destination_indices=destination_indices)
+    checks.slots("copy_slots", pool, FAMILIES, source_indices=source_indices, destination_indices=destination_indices)
     _move(traits_of, pool, source_indices, destination_indices, clear=False)
 
 
 def _move(traits_of: TraitsOf, pool: StatePool, source: Tensor, destination: Tensor, clear: bool) -> None:
     key = ("move", clear, source.shape, source.dtype, destination.dtype)
-    plans, held = _planned(pool, key), _held(pool)
-    if plans.held != held:
+    plans, holds = planned(pool, key), held(pool)
+    if plans.held != holds:
         traits, count = traits_of(pool.device), source.shape[0]
-        plans = Plans(held, [_move_plan(traits, state, count, clear) for state in _slot_tensors(pool)])
+        plans = Plans(holds, [_move_plan(traits, state, count, clear) for state in _slot_tensors(pool)])
         pool.cache[key] = plans
     for launch, (state,) in plans.launches:
         launch([state, source.contiguous(), destination.contiguous()])
@@ -189,10 +200,11 @@ def _move(traits_of: TraitsOf, pool: StatePool, source: Tensor, destination: Ten
 
 def _slot_tensors(pool: StatePool) -> list[Tensor]:
     """Everything that belongs to slots, as [L, slots, rows, inner]."""
-    tensors = pool.storages()
-    if pool.ssm_state is not None:
-        _entry_contiguous(pool.ssm_state, 2, "pool.ssm_state")
-        tensors = [*tensors, pool.ssm_state.flatten(2).unsqueeze(2)]
+    convs = pool.storages()
+    tensors = list(convs)
+    for state in pool.slot_tensors()[len(convs) :]:
+        _entry_contiguous(state, 2, "a state of the pool")
+        tensors.append(state.flatten(2).unsqueeze(2))
     return tensors
 
 

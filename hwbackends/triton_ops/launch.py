@@ -64,6 +64,8 @@ class Launch:
         num_warps: warps per program.
         fixed: tensors behind those that a call passes; their addresses never move.
         aligned: whether the kernel is specialised on the alignment of its pointers.
+        registers: most registers of a thread, where the compiler would take more (NVIDIA's alone); 0: as many as it
+            likes.
 
     Raises:
         UnsupportedError: a chip that this backend does not serve, or more threads than one launch there can have.
@@ -88,6 +90,7 @@ class Launch:
         num_warps: int,
         fixed: Sequence[Tensor] = (),
         aligned: bool = True,
+        registers: int = 0,
     ) -> None:
         if traits.refused is not None:
             raise UnsupportedError(kernel.__name__, "device", *traits.refused, "load the reference backend for it")
@@ -100,6 +103,8 @@ class Launch:
         # contraction is off: every product that is fused with a sum is written so, in every kernel alike
         self.num_warps = num_warps
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
+        if registers:
+            self._options["maxnreg"] = registers
         self._fixed, self._aligned = tuple(fixed), aligned
         self._plain: tuple[Any, ...] | None = None
         self._dependent: tuple[Any, ...] | None = None
@@ -151,7 +156,7 @@ class Launch:
         """Device, and the compiled forms of this kernel with these constants and dtypes."""
         device = tensors[0].get_device()
         dtypes = tuple(tensor.dtype for tensor in (*tensors, *self._fixed))
-        key = (self._kernel, device, self._options["num_warps"], dtypes, *self._constants.values())
+        key = (self._kernel, device, *self._options.values(), dtypes, *self._constants.values())
         return device, _compiled.setdefault(key, {})
 
     def _make_ready(self, tensors: Sequence[Tensor], dependent: bool, first: tuple[int, ...]) -> None:

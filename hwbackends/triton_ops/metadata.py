@@ -14,10 +14,10 @@ from hwbackends.step import checks
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
-from hwbackends.triton_ops.commit import changed
 from hwbackends.triton_ops.conv import check_device
 from hwbackends.triton_ops.kernels_metadata import prepare_extend_kernel, prepare_uniform_kernel
 from hwbackends.triton_ops.launch import Launch, cdiv, ordered
+from hwbackends.triton_ops.plans import changed
 from hwbackends.triton_ops.traits import Traits, TraitsOf
 
 _FIELDS = (

@@ -11,8 +11,34 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from hwbackends.conv.state import ConvState
+    from hwbackends.ssm.state import SSMState
     from hwbackends.step.metadata import StepMetadata
     from hwbackends.triton_ops.launch import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class SsmShape:
+    """How an SSM kernel is launched.
+
+    Attributes:
+        rows: of V in one program, a power of two of at least 8.
+        warps: of one program, as many as leave each lane at least 16 bytes of a tile of `kernels_ssm.KI` columns.
+        staged: k and q go through a working buffer as float32, instead of being converted for every row of V.
+        late: outputs and ring rows are stored behind the last token.
+        unroll: tokens of the replay whose loads are issued together.
+        registers: most registers of a thread (NVIDIA's alone), so that more programs fit a processor; 0: any.
+    """
+
+    rows: int
+    warps: int
+    staged: bool = True
+    late: bool = True
+    unroll: int = 1
+    registers: int = 0
+
+    def constants(self) -> dict[str, Any]:
+        """The compile-time arguments that it is made of."""
+        return {"BV": self.rows, "STAGED": self.staged, "LATE": self.late, "UNROLL": self.unroll}
 
 
 class Tuning(Protocol):
@@ -35,6 +61,12 @@ class Tuning(Protocol):
 
     def commit(self, dim: int) -> tuple[int, int]:
         """Channels per program and warps of the commit, and of copying and clearing slots."""
+
+    def ssm(self, state: SSMState, requests: int, tokens: int, through: bool) -> SsmShape:
+        """How decode (`through`: with the state written), verify, draft extend and extend of an SSM are launched."""
+
+    def ssm_defers(self, state: SSMState, requests: int) -> bool:
+        """Whether a decode on a ring keeps its token there, instead of writing the state."""
 
     def prepare(self, rows: int) -> tuple[int, int]:
         """Requests per program and warps of the prepare hooks of uniform phases."""
@@ -86,6 +118,7 @@ class Traits:
             tensors of every size, so none is told.
         threads_per_launch: most threads of one launch, None: as many as grids allow.
         refused: a chip that no kernel is launched on, and what is wanted instead; None: this one is served.
+        speaks_ptx: kernels may hold instructions of NVIDIA's as text.
     """
 
     devices: str
@@ -97,6 +130,7 @@ class Traits:
     sizes_compiled_in: bool = False
     threads_per_launch: int | None = None
     refused: tuple[str, str] | None = None
+    speaks_ptx: bool = False
 
 
 TraitsOf = Callable[[torch.device], Traits]
