@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hwbackends.ssm import checks as ssm_checks
 from hwbackends.step import checks, device_checks
 from hwbackends.step.rulebook import RULES, Rule
 
@@ -18,6 +19,7 @@ GROUPS = {
     "the conv and fused hooks": checks.CONV,
     "the fused hooks": checks.FUSED,
     "clear and copy": checks.SLOTS,
+    "the SSM hooks": ssm_checks.SSM,
 }
 
 HEAD = """# What is checked, and where

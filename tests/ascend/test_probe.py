@@ -194,7 +194,7 @@ def test_the_doctor_tells_owners_of_an_npu_and_of_a_laptop_the_truth(
     monkeypatch.setattr(tier, "version_of", {"triton-ascend": "3.2.0"}.get)
     owner = ascend_of(report("npu"))
     assert owner["state"] == "available"
-    assert owner["reason"].endswith("tier triton (triton-ascend 3.2.0) serves 9 hooks, tier torch the other 4")
+    assert owner["reason"].endswith("tier triton (triton-ascend 3.2.0) serves 9 hooks, tier torch the other 9")
     assert owner["tiers"]["conv_decode"] == "triton"
     assert owner["tiers"]["clear_slots"] == "torch"
     assert report("npu")["selection"]["name"] == "ascend"

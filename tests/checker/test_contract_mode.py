@@ -206,7 +206,7 @@ def test_a_contract_that_cannot_be_used_is_a_named_error(tmp_path: Path, text: s
 
 def test_the_projects_own_tree_keeps_its_own_contract() -> None:
     root = Path(__file__).parents[2]
-    assert list(installed()) == ["step", "conv"]
+    assert list(installed()) == ["step", "conv", "ssm"]
     assert not shown(root / "hwbackends", contract=root / "contracts/conv.yaml")
 
 

@@ -55,7 +55,7 @@ def nvidia(whole: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def kernels_of(*folders: str) -> set[str]:
     """Kernels that hooks launch: functions called `..._kernel` in these folders' kernel files, but those of SSMs, which
-    test_ssm_kernels.py compiles."""
+    compiled_ssm_cases.py compiles."""
     trees = [
         ast.parse(p.read_text()) for folder in folders for p in (ROOT / "hwbackends" / folder).glob("kernels_*.py")
     ]
