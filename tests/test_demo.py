@@ -353,7 +353,9 @@ def test_control_c_leaves_no_traceback() -> None:
     assert err.rstrip().endswith("interrupted")
 
 
-@pytest.mark.parametrize(("model", "backend"), [("inkling", "ascend"), ("lfm2", "reference")])
+@pytest.mark.parametrize(
+    ("model", "backend"), [("inkling", "ascend"), pytest.param("lfm2", "reference", marks=pytest.mark.slow)]
+)
 def test_the_emulated_device_sees_no_host_sync_in_the_model(model: str, backend: str) -> None:
     """In a process of its own: emulation cannot be undone."""
     arguments = command("--emulate", "--requests", "2", "--model", model, "--backend", backend, "--json")

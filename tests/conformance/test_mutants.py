@@ -73,7 +73,13 @@ def test_the_hooks_of_the_mutants_are_those_of_the_contract() -> None:
     assert set(HOOKS) == set(judged().hooks)
 
 
-@pytest.mark.parametrize("names", [("drops_channels_past_256", "crashes"), ("keeps_a_copy_of_the_weights", "hangs")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("drops_channels_past_256", "crashes"),
+        pytest.param(("keeps_a_copy_of_the_weights", "hangs"), marks=pytest.mark.slow),
+    ],
+)
 def test_the_kit_in_processes_of_its_own_sees_them_too(names: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     command = [

@@ -49,7 +49,7 @@ def assert_nothing_held(runner: PackedRunner) -> None:
 
 
 @models_and_layouts
-@pytest.mark.parametrize("at", [2, pytest.param(6, marks=pytest.mark.slow), 9])
+@pytest.mark.parametrize("at", [2, *(pytest.param(at, marks=pytest.mark.slow) for at in (6, 9))])
 def test_a_request_that_leaves_during_a_forward_publishes_nothing(name: str, layout: str, at: int) -> None:
     runner = runner_of(name, layout=layout, max_batch=3, prefix_slots=8)
     leaving = runner.add(PROMPTS[8], NEW_TOKENS)
