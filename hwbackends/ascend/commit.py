@@ -33,14 +33,11 @@ def update_mamba_state_after_mtp_verify(
         draft_indices,
     )
     checks.commit(pool, *given, families=torch_commit.FAMILIES)
-    if pool.states:
-        torch_commit.update_mamba_state_after_mtp_verify(pool, *given)
-        return
     tracks = mamba_track_indices is not None
     conv = pool.layout == "window" or tracks
-    if not req_pool_indices.shape[0] or not (conv or pool.ssm_state is not None):
+    if not req_pool_indices.shape[0] or not (conv or pool.ssm_state is not None or pool.states):
         return
-    if not _served(pool):
+    if pool.states or not _served(pool):
         torch_commit.update_mamba_state_after_mtp_verify(pool, *given)
         return
     indices = launch.indices(*given)

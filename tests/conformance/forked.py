@@ -65,7 +65,7 @@ def _child(folder: str, arguments: list[str]) -> Any:
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for the life of the process
         status = int(pytest.main(["-p", "no:cacheprovider", *arguments]))
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # whatever a test did to the streams, the status must come out
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
