@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if missing and item.get_closest_marker("rocm") is not None:
             item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(autouse=True)
+def import_path() -> Iterator[None]:
+    """No test leaves a folder on `sys.path`: a plugin package in it would be found by every test after it. Set up
+    before `monkeypatch`, so that this is the last word."""
+    path, folders = sys.path, list(sys.path)
+    yield
+    sys.path = path
+    sys.path[:] = folders
 
 
 @pytest.fixture
