@@ -7,9 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from hwbackends.testing.guards import no_alloc, no_sync
+from hwbackends.testing.guards import EagerMode, no_alloc, no_sync
 
 Notes = dict[str, Any]
 
@@ -31,7 +29,7 @@ def _alloc(emulated: bool, notes: Notes) -> Iterator[Callable[[Any], None]]:
         yield allocations.allow
 
 
-class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is untyped
+class _Ops(EagerMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []

@@ -83,6 +83,15 @@ def _crosses_devices(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return here.type != there.type and "cpu" in (here.type, there.type)
 
 
+class EagerMode(TorchDispatchMode):
+    """A dispatch mode that torch takes as it is. By default torch wraps a mode to keep its compiler out, and imports
+    the compiler for that at the first op: seconds of a process, and one more call at each op."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 def decomposed(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A composite op as the ops it is made of, each shown to `mode`; NotImplemented for an op that is not composite.
 
@@ -113,7 +122,7 @@ def _index(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-class _SyncOps(TorchDispatchMode):
+class _SyncOps(EagerMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = decomposed(self, func, args, kwargs)
@@ -168,7 +177,7 @@ def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     return {storage._cdata: storage for storage in found}
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(EagerMode):
     """What a `no_alloc` block allocated. `allow` takes out what the contract lets a hook allocate: its output."""
 
     def __init__(self, temporaries: bool) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hwbackends.errors import GraphError, SyncError
 from hwbackends.step.capturing import RECORDERS
-from hwbackends.testing.guards import UNSEEN_FUNCTIONS, decomposed, storages, sync_reason, tensors
+from hwbackends.testing.guards import UNSEEN_FUNCTIONS, EagerMode, decomposed, storages, sync_reason, tensors
 
 POISON_BYTE = 0xFF
 """Fills what a capture computed: NaN in every floating dtype, -1 in every signed integer."""
@@ -140,7 +140,7 @@ class _HostFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(EagerMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []

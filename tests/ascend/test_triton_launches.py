@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hwbackends.ascend import kernels_commit, kernels_conv, kernels_metadata, launch
+from hwbackends.testing.guards import EagerMode
 from tests.ascend.conftest import TRITON
 from tests.backend.lab import Lab, same_bits
 
@@ -41,7 +41,7 @@ class _Counting:
         return self.kernel[grid]
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(EagerMode):
     """Names of the torch ops inside a block."""
 
     def __init__(self) -> None:

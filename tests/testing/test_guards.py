@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -181,3 +183,19 @@ def test_frozen_addresses_names_every_buffer_that_moved_vanished_or_appeared() -
 def test_no_sync_fails_at_a_copy_from_the_host_to_a_device(copy: Callable[[Tensor], object]) -> None:
     with pytest.raises(SyncError, match="between host and device"), no_sync():
         copy(torch.arange(5.0))
+
+
+def test_guards_and_recorder_leave_torchs_compiler_out() -> None:
+    """Its import takes seconds of every process that watches a hook."""
+    code = (
+        "import sys, torch\n"
+        "from hwbackends.testing.guards import no_alloc, no_sync\n"
+        "from hwbackends.testing.recorder import CpuGraph\n"
+        "x, graph = torch.ones(4), CpuGraph()\n"
+        "with no_sync(), no_alloc(): x.add_(1)\n"
+        "with graph.capture(): x.mul_(2)\n"
+        "graph.replay()\n"
+        "assert x.tolist() == [4.0] * 4\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
