@@ -44,12 +44,12 @@ def plugin_digests(files: Iterable[str]) -> dict[str, str]:
     for name in files:
         path = Path(name)
         if path.is_file():
-            found[_importable(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[importable(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return dict(sorted(found.items()))
 
 
-def _importable(path: Path) -> str:
-    """`package/module.py`, wherever the package is installed."""
+def importable(path: Path) -> str:
+    """`package/module.py`, wherever the package is installed; a file outside of packages by its name."""
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent

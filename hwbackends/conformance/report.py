@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwbackends.conformance.claims import DTYPES, LAYOUTS, WIDTHS
-from hwbackends.conformance.digests import digest, kit_digest, plugin_digests
+from hwbackends.conformance.digests import digest, importable, kit_digest, plugin_digests
 from hwbackends.conformance.page import page
 from hwbackends.conformance.waivers import Waiver
 
@@ -246,7 +246,7 @@ class Report:
             "problems": list(self.problems),
             "options": self.options,
             "seed": self.seed,
-            **self.info,
+            **_portable(self.info),
             "clauses": self.clauses(),
             "waivers": [{**dataclasses.asdict(w), "expires": str(w.expires)} for w in self.waivers],
             "tests": [_test(result) for result in sorted(self.results, key=lambda result: result.id)],
@@ -280,6 +280,21 @@ class Report:
             row[result.outcome] += 1
             row["seconds"] = round(row["seconds"] + result.seconds, 3)
         return dict(sorted(lanes.items()))
+
+
+def _portable(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What the backend said of itself, files named from their package on: a report is read on other machines."""
+    origins, modules = info.get("origins", {}), info.get("modules", {})
+    return {
+        **info,
+        "origins": {hook: {**o, "location": _within_package(o["location"])} for hook, o in origins.items()},
+        "modules": {**modules, "files": [_within_package(name) for name in modules.get("files", ())]},
+    }
+
+
+def _within_package(place: str) -> str:
+    """`package/module.py:12` of a file and line, `package/module.py` of a file."""
+    return importable(Path(place)) if Path(place).is_absolute() else place
 
 
 def _foreign(own: str, origin: Mapping[str, str]) -> bool:

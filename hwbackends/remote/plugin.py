@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
@@ -57,7 +57,7 @@ class Plugin:
             "hooks_present": list(self.found.functions),
             "hooks_missing": list(self.found.missing),
             "signature_drifts": [str(drift) for drift in self.found.drifts],
-            "origins": {name: _origin(function) for name, function in self.found.functions.items()},
+            "origins": _origins(self.found.functions),
             "modules": _modules(self.candidate),
             "environment": {
                 "python": sys.version.split()[0],
@@ -128,12 +128,15 @@ def _raiser(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def _origin(function: Any) -> dict[str, str]:
-    """Where a hook is defined, and by which distribution; a decorator of another package does not hide it."""
-    inner = inspect.unwrap(function)
-    module = str(getattr(inner, "__module__", "") or "")
-    owners = packages_distributions().get(module.partition(".")[0], [])
-    return {"location": location_of(inner), "module": module, "distribution": owners[0] if owners else ""}
+def _origins(functions: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Where each hook is defined, and by which distribution; a decorator of another package does not hide it."""
+    owners, found = packages_distributions(), {}
+    for name, function in functions.items():
+        inner = inspect.unwrap(function)
+        module = str(getattr(inner, "__module__", "") or "")
+        owner = owners.get(module.partition(".")[0], [""])[0]
+        found[name] = {"location": location_of(inner), "module": module, "distribution": owner}
+    return found
 
 
 def _modules(candidate: Candidate) -> dict[str, list[str]]:

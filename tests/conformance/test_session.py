@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import hwbackends
 from tests.conformance.forked import Forks
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,15 @@ def test_a_waiver_for_an_unknown_test_is_an_error_of_the_run(quick: dict[str, An
     assert quick["status"] == 1
     assert quick["verdict"] == "failed"
     assert "ERROR: waiver for unknown test" in quick["stdout"]
+
+
+def test_the_report_names_no_folder_of_the_machine(quick: dict[str, Any]) -> None:
+    """Files go by their package: the report is read elsewhere."""
+    assert quick["origins"]["conv_decode"]["location"].startswith("hwbackends/torch_ops/conv.py:")
+    assert "hwbackends/reference/plugin.py" in quick["modules"]["files"]
+    assert quick["certificate"]["plugin"].keys() == set(quick["modules"]["files"])
+    text = json.dumps({key: value for key, value in quick.items() if key not in ("stdout", "status")})
+    assert str(Path(hwbackends.__file__).parent) not in text
 
 
 def test_the_report_counts_by_clause_and_says_where_it_ran(quick: dict[str, Any]) -> None:
