@@ -14,7 +14,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor certify-example pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
+.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor certify-example certificates pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -101,6 +101,9 @@ example-vendor: $(INSTALLED) ## the example backend from its own wheel, in an en
 
 certify-example: $(INSTALLED) ## as above, the whole kit
 	$(BIN)/python -m pytest -q -m slow tests/conformance/test_example_vendor.py -k certified
+
+certificates: $(INSTALLED) ## the whole kit on the backends that need no device; keeps a summary of each
+	$(BIN)/python tools/certificates.py
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

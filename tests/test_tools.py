@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hwbackends.conformance.digests import kit_digest
+
 ROOT = Path(__file__).parent.parent
 SIZE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "size.py"))
 FIGURES: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "figures.py"))
@@ -43,3 +45,18 @@ def test_a_stale_figure_is_written_anew_and_a_page_that_lost_its_place_is_told()
     assert fresh == FIGURES["rendered"](fresh, rule)
     with pytest.raises(ValueError, match=r"README\.md: nothing like"):
         FIGURES["rendered"]("no figures", rule)
+
+
+CERTIFICATES: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "certificates.py"))
+
+
+def test_the_page_of_kept_certificates_says_which_were_made_with_this_kit() -> None:
+    kept = CERTIFICATES["PAGE"].read_text(encoding="utf-8")
+    assert CERTIFICATES["page"]() == kept, "run python tools/certificates.py --page, or make certificates"
+
+
+@pytest.mark.parametrize(("kit", "said"), [(kit_digest(), "this kit"), ("0" * 64, "an older kit")])
+def test_a_certificate_of_other_sources_is_told_apart(kit: str, said: str) -> None:
+    counts = {"passed": 3, "claimed": 3, "total": 4}
+    data = {"backend": "acme", "device": "cpu", "device_name": "x", "verdict": "certified", "counts": counts}
+    assert CERTIFICATES["row"]({**data, "certificate": {"kit": kit}}).endswith(f"| {said} |")

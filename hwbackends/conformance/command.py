@@ -1,5 +1,5 @@
-"""`hwbackends conformance run|report|verify|show-skips|coverage`: the kit from the command line. `run` is pytest with
-the kit's own options; the others read a report or the shipped tests and need neither pytest nor torch."""
+"""`hwbackends conformance run|report|verify|summary|show-skips|coverage`: the kit from the command line. `run` is
+pytest with the kit's own options; the others read a report or the shipped tests and need neither pytest nor torch."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def _read(path: str) -> dict[str, Any]:
         raise click.ClickException(f"{path}: not a conformance report: {error}") from error
     if not isinstance(data, dict) or "clauses" not in data:
         raise click.ClickException(f"{path}: not a conformance report")
+    if "tests" not in data:
+        raise click.ClickException(f"{path}: a summary; give the report that it was made from")
     return data
 
 
@@ -90,6 +92,15 @@ def verify(file: str) -> None:
         click.echo(sentence)
     click.echo(f"{file}: {'does not hold' if found else 'holds'}: {data['line']}")
     sys.exit(1 if found else 0)
+
+
+@conformance.command("summary")
+@_FILE
+def show_summary(file: str) -> None:
+    """Print what is worth keeping of a report: everything but the list of its tests."""
+    from hwbackends.conformance.report import summary
+
+    click.echo(json.dumps(summary(_read(file)), indent=1))
 
 
 @conformance.command("show-skips")

@@ -57,6 +57,20 @@ def test_show_skips_lists_what_is_not_claimed_and_why(written: Path) -> None:
     assert done.output == "test_exact.py::test_verify[ring]: layout ring\n1 of 3 tests are not claimed\n"
 
 
+def test_a_summary_keeps_all_but_the_tests_and_is_not_taken_for_a_report(honest: Path, tmp_path: Path) -> None:
+    whole = json.loads(honest.read_text())
+    kept = json.loads(_call("summary", str(honest)).output)
+    assert "tests" not in kept
+    same = ("verdict", "line", "counts", "certificate", "lanes", "date", "digest")
+    assert [kept[key] for key in same] == [whole[key] for key in same]
+    booked = {clause: sum(row.values()) for clause, row in kept["clauses"].items()}
+    assert booked == {row["id"]: sum(row[name] for name in report.OUTCOMES) for row in whole["clauses"]}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    refused = _call("verify", str(tmp_path / "kept.json"))
+    assert refused.exit_code == 1
+    assert "a summary; give the report" in refused.output
+
+
 def test_a_file_that_is_no_report_is_named(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     done = _call("report", str(tmp_path / "other.json"))
