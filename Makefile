@@ -14,7 +14,7 @@ PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 # Small tensors: more threads than worker processes only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor certify-example certificates pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
+.PHONY: help demo test lint check coverage lowering compile-kernels compile-kernels-check compile-kernels-whole mutants example-vendor certify-example certificates gpu-suite pluggy-matrix test-sglang test-vllm engines-gpu drift-corpus drift-fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort
@@ -79,6 +79,9 @@ test-vllm: ## the vLLM plugin in an environment of its own (3.4 GB)
 
 engines-gpu: ## both engines' plugins inside served engines on this machine's GPU, and their speed against stock
 	PYTHON=$(PYTHON) tools/engines_gpu.sh
+
+gpu-suite: ## the tests, kit and benchmarks of this machine's GPU; results in build/gpu-suite
+	$(PYTHON) tools/gpu_suite.py --out build/gpu-suite
 
 test-sglang: ## the SGLang plugin in an environment of its own
 	PYTHON=$(PYTHON) tools/test_sglang.sh

@@ -60,3 +60,31 @@ def test_a_certificate_of_other_sources_is_told_apart(kit: str, said: str) -> No
     counts = {"passed": 3, "claimed": 3, "total": 4}
     data = {"backend": "acme", "device": "cpu", "device_name": "x", "verdict": "certified", "counts": counts}
     assert CERTIFICATES["row"]({**data, "certificate": {"kit": kit}}).endswith(f"| {said} |")
+
+
+GPU_SUITE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "gpu_suite.py"))
+
+
+def test_the_suite_of_a_gpu_tells_what_passed_failed_and_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = {
+        "good": "{python} -c print('5_passed')",
+        "bad": "{python} -c raise(SystemExit(3))",
+        "long": "{python} -c __import__('time').sleep(60)",
+        "never": "{python} -c print('late')",
+    }
+    monkeypatch.setitem(GPU_SUITE["suite"].__globals__, "STAGES", stages)
+    found = GPU_SUITE["suite"](list(stages), tmp_path, 8, {})
+    assert [(outcome.stage, outcome.status) for outcome in found] == [("good", 0), ("bad", 3), ("long", None)]
+    rows = (tmp_path / "suite.md").read_text().splitlines()[-3:]
+    assert [row.split(" | ")[2] for row in rows] == ["passed", "exit status 3", "cut off"]
+    assert "5_passed" in rows[0]
+    assert "`python -c" in rows[0]
+
+
+def test_each_stage_of_the_suite_names_what_is_there() -> None:
+    values = {"python": "python", "out": "OUT", "backend": "cuda", "workers": 2, "peers": ""}
+    for command in GPU_SUITE["STAGES"].values():
+        named = [word for word in command.format(**values).split() if word.startswith("tests/")]
+        assert [word for word in named if not (ROOT / word).exists()] == []

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hwbackends.conformance import oracle
-from hwbackends.conformance.claims import Claims, NotClaimed, read_claims
 from hwbackends.conformance.marks import Item, Point
 from hwbackends.conformance.ownership import ORDER, Owned, owned
+from hwbackends.contract.claims import Claims, read_claims
 from hwbackends.contract.reader import installed
 from hwbackends.errors import HwBackendsError
 from hwbackends.remote.client import Client, Made, ProcessLost
@@ -32,6 +32,10 @@ HookCall = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A call that is yet to be made: hook, arguments, keyword arguments."""
 _SHOWN = 4
 """Places shown per failed comparison."""
+
+
+class NotClaimed(Exception):
+    """The backend does not claim what a test needs; the text says what."""
 
 
 class KitError(Exception):

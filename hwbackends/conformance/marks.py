@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from hwbackends.conformance.claims import Claims
+from hwbackends.contract.claims import Claims
 
 Test = TypeVar("Test", bound=Callable[..., None])
 

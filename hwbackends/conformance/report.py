@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwbackends.conformance.claims import DTYPES, LAYOUTS, WIDTHS
 from hwbackends.conformance.digests import digest, importable, kit_digest, plugin_digests
 from hwbackends.conformance.page import page
 from hwbackends.conformance.waivers import Waiver
+from hwbackends.contract.claims import DTYPES, LAYOUTS, WIDTHS
 
 if TYPE_CHECKING:
     from hwbackends.conformance.kit import Outcome

@@ -62,8 +62,8 @@ def _seeds(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wanted(data: Mapping[str, Any]) -> set[str]:
-    from hwbackends.conformance.claims import read_claims
     from hwbackends.conformance.wanted import wanted_ids
+    from hwbackends.contract.claims import read_claims
     from hwbackends.contract.reader import installed
 
     contracts = installed().only(data.get("contracts", installed()))

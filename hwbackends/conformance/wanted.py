@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from hwbackends.conformance.claims import Claims
 from hwbackends.conformance.inventory import shipped_tests
 from hwbackends.conformance.marks import items
 from hwbackends.conformance.plugin import PACKAGE
+from hwbackends.contract.claims import Claims
 
 
 def wanted_ids(claims: Claims, seed: int) -> set[str]:

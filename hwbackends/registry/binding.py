@@ -12,6 +12,7 @@ from typing import Any
 
 import pluggy
 
+from hwbackends.contract.claims import Claims
 from hwbackends.contract.hookspecs import PROJECT, is_unwritten
 from hwbackends.contract.hookspecs.conv import ConvHooks
 from hwbackends.contract.hookspecs.ssm import SsmHooks
@@ -160,7 +161,9 @@ class Backend(StepHooks, ConvHooks, SsmHooks):
     Attributes:
         name: the backend's name.
         device_types: device types that it serves.
-        capabilities: what its manifest claims.
+        capabilities: what its manifest claims, as it says it.
+        claims: the same, read against the contract: what is claimed, with what the manifest leaves out. The backend
+            offers no hook beyond it.
         hook_origins: origin of each hook that is there; a hook from the reference names the reference.
         distribution: package that registered it.
         version: that package's version.
@@ -171,6 +174,7 @@ class Backend(StepHooks, ConvHooks, SsmHooks):
     name: str
     device_types: tuple[str, ...]
     capabilities: Mapping[str, Any]
+    claims: Claims
     hook_origins: Mapping[str, Origin]
     distribution: str
     version: str
@@ -212,13 +216,15 @@ def bind(
     known = contracts or installed()
     served = known.only(candidate.manifest.contracts) if candidate.manifest else known
     found = validate(candidate, import_plugin(candidate), known)
-    owners = {name: (candidate.name, function) for name, function in found.functions.items()}
-    if fallback is not None and found.missing:
+    claims = candidate.claims or Claims(tuple(served.hooks))
+    owners = {name: (candidate.name, made) for name, made in found.functions.items() if name in claims.hooks}
+    missing = [name for name in served.hooks if name not in owners]
+    if fallback is not None and missing:
         lent = validate(fallback, import_plugin(fallback), known).functions
-        owners |= {name: (fallback.name, lent[name]) for name in found.missing if name in lent}
-    required = [name for name in found.missing if name not in owners and not served.hooks[name].optional]
+        owners |= {name: (fallback.name, lent[name]) for name in missing if name in lent}
+    required = [name for name in missing if name not in owners and not served.hooks[name].optional]
     if required and not partial:
-        raise _not_implemented(candidate, required, found.errors)
+        raise _not_implemented(candidate, required, found)
     hooks = {name: owners[name][1] if name in owners else _stub(candidate, name) for name in known.hooks}
     origins = {name: Origin(owner, location_of(function)) for name, (owner, function) in owners.items()}
     for wrap in [_checked] * checked + [_traced] * traced:
@@ -227,6 +233,7 @@ def bind(
         name=candidate.name,
         device_types=candidate.devices,
         capabilities=candidate.manifest.capabilities if candidate.manifest else {},
+        claims=claims,
         hook_origins=origins,
         distribution=candidate.distribution,
         version=candidate.version,
@@ -235,11 +242,11 @@ def bind(
     )
 
 
-def _not_implemented(
-    candidate: Candidate, hooks: Sequence[str], errors: Mapping[str, Exception]
-) -> HookNotImplementedError:
-    """The error for missing hooks, caused by the first import error that hid one of them."""
+def _not_implemented(candidate: Candidate, hooks: Sequence[str], found: Implementations) -> HookNotImplementedError:
+    """The error for hooks that are not there or not claimed, caused by the first import error that hid one of them."""
+    errors = found.errors
     reasons = [f"{name} ({type(errors[name]).__name__}: {errors[name]})" if name in errors else name for name in hooks]
+    reasons = [f"{name} (not claimed in its manifest)" if name in found.functions else name for name in reasons]
     error = HookNotImplementedError(
         f"backend {candidate.name!r} ({candidate.package}) does not have: {', '.join(reasons)}; "
         f"repair the package, or allow hooks of the reference with load({candidate.name!r}, fallback=True)"

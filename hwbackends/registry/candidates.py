@@ -14,6 +14,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from hwbackends.contract.claims import Claims, read_claims
 from hwbackends.contract.document import nearest
 from hwbackends.contract.hookspecs import ProbeResult
 from hwbackends.contract.model import Contracts
@@ -57,7 +58,9 @@ class Candidate:
         reason: why it is in that state, in one sentence.
         hint: what the user can do about it.
         manifest: what it says about itself; None where it could not be read.
-        missing: hooks that the contracts require and an available plugin does not have; stubs count as missing.
+        missing: hooks that the contracts require and an available plugin does not have, or does not claim; stubs count
+            as missing.
+        claims: what its manifest's `capabilities` claim; None where it could not be read.
         hooks: every hook of the contracts that are here.
         cause: the original error of a broken one.
     """
@@ -71,6 +74,7 @@ class Candidate:
     hint: str = ""
     manifest: Manifest | None = None
     missing: tuple[str, ...] = ()
+    claims: Claims | None = dataclasses.field(default=None, repr=False)
     hooks: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     cause: BaseException | None = dataclasses.field(default=None, compare=False)
 
@@ -176,9 +180,19 @@ def _describe(point: EntryPoint, contracts: Contracts) -> Candidate:
     candidate = dataclasses.replace(candidate, manifest=manifest)
     reason = _mismatch(manifest, contracts)
     if not reason:
-        return candidate
+        return _claiming(candidate, manifest, contracts.only(manifest.contracts))
     hint = f"install a release of {name or point.name!r} for {contracts}, or another hwbackends"
     return dataclasses.replace(candidate, state=State.INCOMPATIBLE, reason=reason, hint=hint)
+
+
+def _claiming(candidate: Candidate, manifest: Manifest, served: Contracts) -> Candidate:
+    """With the claims of its manifest; of the hooks that the contracts require, those left out are missing."""
+    try:
+        claims = read_claims(manifest.capabilities, served, tuple(served.hooks))
+    except HwBackendsError as error:
+        return _broken(candidate, f"{manifest.path}: {error}", "repair the manifest", error)
+    unclaimed = (name for name, hook in served.hooks.items() if not hook.optional and name not in claims.hooks)
+    return dataclasses.replace(candidate, claims=claims, missing=tuple(unclaimed))
 
 
 def _mismatch(manifest: Manifest, contracts: Contracts) -> str:
@@ -222,8 +236,9 @@ def probe(candidate: Candidate, device: str | None = None) -> Candidate:
     if found.state == State.BROKEN:
         cause = BrokenPluginError(f"{candidate.name!r} ({candidate.package}) {found.reason}")
         cause.__cause__ = found.cause
+    missing = tuple(dict.fromkeys((*candidate.missing, *found.missing)))
     return dataclasses.replace(
-        candidate, state=State(found.state), reason=found.reason, hint=found.hint, missing=found.missing, cause=cause
+        candidate, state=State(found.state), reason=found.reason, hint=found.hint, missing=missing, cause=cause
     )
 
 

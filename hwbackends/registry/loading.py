@@ -4,7 +4,7 @@ validate -> bind) and `backends` lists what is installed. The steps lie in `cand
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,18 +26,24 @@ def backends(device: str | None = None) -> tuple[Candidate, ...]:
     return tuple(probe(candidate, device) for candidate in discover())
 
 
-def load(name: str | None = None, device: Any = None, *, fallback: bool = False) -> Backend:
+def load(
+    name: str | None = None, device: Any = None, *, fallback: bool = False, needs: Mapping[str, Any] | None = None
+) -> Backend:
     """The backend to use, bound to plain functions.
 
     Args:
         name: take this backend or fail; nothing else is tried.
         device: device string or `torch.device` that the backend must serve.
         fallback: let hooks that the backend lacks come from the reference; `hook_origins` tells which did.
+        needs: what the backend has to claim, such as `{"layout": "ring", "dtype": torch.bfloat16, "width": 4}`; see
+            `Claims.missing` for the names. One that does not is passed over.
 
     Raises:
+        ValueError: a need of an unknown name.
         PluginError: see `select` and `bind`; the message says what to do.
     """
-    request = Request(name, None if device is None else str(device), os.environ.get(ENVIRONMENT, ""), fallback)
+    device = None if device is None else str(device)
+    request = Request(name, device, os.environ.get(ENVIRONMENT, ""), fallback, dict(needs or {}))
     candidates = discover()
     wanted = (name,) if name is not None else request.preferred
     probed = [probe(c, request.device) if not wanted or c.name in wanted else c for c in candidates]

@@ -27,7 +27,7 @@ class Manifest:
             that is not here is not implemented.
         devices: device types that it serves, as in `torch.device(...).type`; `*` for any.
         priority: the larger wins where several backends fit; the reference has 0.
-        capabilities: what the plugin claims, free of the registry's interest; the conformance kit judges it.
+        capabilities: what the plugin claims, as it stands there; `contract.claims` reads it.
         data: the whole document.
     """
 

@@ -3,8 +3,9 @@ of the candidates, which hold what was installed and what the probes said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from hwbackends.contract.document import nearest
 from hwbackends.errors import (
@@ -24,13 +25,14 @@ ANY_DEVICE = "*"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: an explicit name, a device such as `cuda:0`, the value of HWBACKENDS_BACKEND, and whether the
-    reference may lend hooks."""
+    """What is asked for: an explicit name, a device such as `cuda:0`, the value of HWBACKENDS_BACKEND, whether the
+    reference may lend hooks, and what the backend has to claim (`Claims.missing`)."""
 
     name: str | None = None
     device: str | None = None
     environment: str = ""
     fallback: bool = False
+    needs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device_type(self) -> str | None:
@@ -52,7 +54,8 @@ class Selection:
 
 
 def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
-    """Choose one candidate: explicit name > HWBACKENDS_BACKEND > serves the device > priority. Pure.
+    """Choose one candidate: explicit name > HWBACKENDS_BACKEND > serves the device > claims what is needed > priority.
+    Pure.
 
     A backend that takes any device serves every one: it is passed over by a larger priority, or by an equal one that
     names its devices. A backend that lacks hooks is chosen only by name, or where the reference may lend them. Names
@@ -60,7 +63,7 @@ def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
 
     Raises:
         BackendNotFoundError: no backend of that name, or none that fits.
-        BackendUnavailableError: the named one cannot run here, or does not serve the device.
+        BackendUnavailableError: the named one cannot run here, does not serve the device, or does not claim a need.
         BrokenPluginError, IncompatiblePluginError: the named one is broken, ambiguous or of another contract.
         BackendTieError: several fit equally well.
     """
@@ -68,10 +71,12 @@ def select(request: Request, candidates: Sequence[Candidate]) -> Selection:
         return Selection(_named(request.name, request, candidates), "asked for by name")
     if request.preferred:
         return _preferred(request, candidates)
-    usable = [c for c in candidates if c.state is State.AVAILABLE and _serves(c, request) and _complete(c, request)]
+    serving = [c for c in candidates if c.state is State.AVAILABLE and _serves(c, request) and _complete(c, request)]
+    usable = [c for c in serving if not _unclaimed(c, request)]
     if not usable:
         where = f" for device {request.device!r}" if request.device else ""
-        raise BackendNotFoundError(f"no backend is usable{where}:\n{_listing(candidates)}")
+        lacks = "".join(f"\n  {c.name} does not claim {_unclaimed(c, request)}" for c in serving)
+        raise BackendNotFoundError(f"no backend is usable{where}:\n{_listing(candidates)}{lacks}")
     best = max(_rank(c) for c in usable)
     winners = [c for c in usable if _rank(c) == best]
     if len(winners) > 1:
@@ -97,6 +102,11 @@ def _named(name: str, request: Request, candidates: Sequence[Candidate]) -> Cand
         raise BackendUnavailableError(
             f"backend {name!r}: device: got {request.device!r}, wanted one of: {serves}; "
             f"pass another device, or leave the name out to have one chosen"
+        )
+    if lacks := _unclaimed(candidate, request):
+        raise BackendUnavailableError(
+            f"backend {name!r} ({candidate.package}) does not claim {lacks}, which is needed; "
+            f"leave the name out to have one chosen that does"
         )
     return candidate
 
@@ -140,6 +150,11 @@ def _complete(candidate: Candidate, request: Request) -> bool:
 
 def _serves(candidate: Candidate, request: Request) -> bool:
     return request.device_type is None or not {request.device_type, ANY_DEVICE}.isdisjoint(candidate.devices)
+
+
+def _unclaimed(candidate: Candidate, request: Request) -> str:
+    """The first need that it does not claim."""
+    return candidate.claims.missing(**request.needs) if candidate.claims and request.needs else ""
 
 
 def _listing(candidates: Sequence[Candidate]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hwbackends.contract.claims import WIDTHS, Claims
 from hwbackends.contract.hookspecs.conv import ConvAddRmsnorm, ConvHooks
 from hwbackends.contract.hookspecs.ssm import MaterializeSlots
 from hwbackends.contract.hookspecs.step import (
@@ -25,6 +26,7 @@ from hwbackends.errors import (
     HookNotImplementedError,
     MissingArgumentError,
     TreeDraftsError,
+    UnsupportedError,
 )
 from hwbackends.step.batch import ForwardMode, StepBatch
 from hwbackends.step.handle import HostMirrors, LayerHandle
@@ -90,6 +92,9 @@ class ConvStateSidecar:
         self.limits = _limits(max_batch, max_tokens, draft_tokens)
         own = _own_pool(self.parts, part)
         _check_draft_rows(own, draft_tokens)
+        claims = getattr(backend, "claims", None)
+        self._claims = claims if isinstance(claims, Claims) else None  # what only looks like a backend claims nothing
+        _check_claims(backend, self._claims, own, index_dtype, max_batch)
         self._translation = SlotTranslation(own, translate, max_batch) if translate is not None else None
         self.pool = own if self._translation is None else self._translation.pool
         self._buffers = MetadataBuffers(self.limits, own.device, index_dtype)
@@ -332,7 +337,14 @@ class ConvStateSidecar:
             self._translation.grow(want.max_batch)
 
     def _freeze(self) -> None:
-        """From here on a graph holds the addresses."""
+        """From here on a graph holds the addresses.
+
+        Raises:
+            GraphError: the backend does not claim graphs.
+        """
+        if self._claims is not None and not self._claims.graphs:
+            name = getattr(self.backend, "name", "?")
+            raise GraphError(f"ConvStateSidecar: backend {name!r} does not claim graph capture; run its steps eagerly")
         if self._frozen is None:
             self._frozen = self.addresses()
 
@@ -410,6 +422,27 @@ def _check_draft_rows(pool: StatePool, draft_tokens: int) -> None:
     if draft_tokens > max(1, held):
         hint = f"make the StatePool with draft_token_num={draft_tokens}"
         raise GraphLimitError("ConvStateSidecar", "draft_tokens", draft_tokens, f"at most {max(1, held)}", hint)
+
+
+def _check_claims(
+    backend: ConvBackend, claims: Claims | None, pool: StatePool, index_dtype: torch.dtype, max_batch: int
+) -> None:
+    """What the backend does not claim is refused before the first step, by its name."""
+    if claims is None:
+        return
+    needs: dict[str, Any] = {"index_dtype": index_dtype, "requests": max_batch}
+    if pool.conv_streams:
+        needs |= {"layout": pool.layout}
+        needs |= {} if claims.widths == WIDTHS else {"width": pool.width}  # all: the kit tests these, others may work
+    lacking = claims.missing(**needs)
+    for stream in pool.conv_streams.values():
+        lacking = lacking or claims.missing(dtype=stream.dtype)
+    if lacking:
+        name = getattr(backend, "name", "?")
+        hint = "make the pool and the sidecar within its claims, or load(needs=...) a backend that claims it"
+        raise UnsupportedError(
+            "ConvStateSidecar", "backend", f"{name!r}, which does not claim {lacking}", "one that does", hint
+        )
 
 
 def _check_limit(hook: str, name: str, got: int, limit: int) -> None:

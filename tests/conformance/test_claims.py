@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hwbackends.conformance.claims import read_claims
 from hwbackends.conformance.inventory import coverage, shipped_tests
 from hwbackends.conformance.waivers import read_waivers, unknown_ids
+from hwbackends.contract.claims import read_claims
 from hwbackends.contract.reader import installed
 from hwbackends.errors import ContractError
 

@@ -37,7 +37,7 @@ def _sleeps(call: Any) -> Any:
 
 
 def _says_it_is_not_claimed(call: Any) -> Any:
-    from hwbackends.conformance.claims import NotClaimed
+    from hwbackends.conformance.kit import NotClaimed
 
     raise NotClaimed("layout window")
 

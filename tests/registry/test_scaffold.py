@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from hwbackends.cli import main
-from hwbackends.conformance.claims import read_claims
+from hwbackends.contract.claims import read_claims
 from hwbackends.contract.reader import installed
 from hwbackends.errors import HookNotImplementedError
 from hwbackends.registry.binding import inspect_plugin

@@ -23,9 +23,9 @@ from hwbackends.conformance.cases import (
     rig_for,
     shape_of,
 )
-from hwbackends.conformance.claims import DTYPES, LAYOUTS
 from hwbackends.conformance.kit import Kit, bits
 from hwbackends.conformance.marks import cases, clauses, over, product
+from hwbackends.contract.claims import DTYPES, LAYOUTS
 from hwbackends.errors import (
     ArgumentError,
     DeviceError,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from hwbackends.conformance.cases import Inputs, Req, Rig, judge_outputs, judge_state, rig_for
-from hwbackends.conformance.claims import Claims
 from hwbackends.conformance.conv.test_tolerance import random_histories, random_numbers, random_weights
 from hwbackends.conformance.kit import Kit
 from hwbackends.conformance.marks import Point, cases, clauses
 from hwbackends.conformance.sampling import Row, pairwise
+from hwbackends.contract.claims import Claims
 
 OWN = {
     "decode": "CS-DECODE-01",

@@ -1,5 +1,5 @@
-"""What a backend's manifest claims, and whether a test's needs are inside it. A claim that fails is a failure; what is
-not claimed is counted in its own column. No torch here."""
+"""What a backend's manifest claims in `capabilities`, and whether a need is inside it. Selection, binding and the
+sidecar go by the same claims that the conformance kit judges. No torch here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _KEYS = (
     "max_requests", "large_offsets",
 )  # fmt: skip
 
+NEEDS = (
+    "hooks", "layout", "dtype", "state_dtype", "width", "activation", "index_dtype", "graphs", "asynchronous",
+    "requests",
+)  # fmt: skip
+"""What can be asked of a backend's claims."""
 _FLAGS = {"graphs": "graph capture", "asynchronous": "hooks that do not wait for the device"}
-
-
-class NotClaimed(Exception):
-    """The backend does not claim what a test needs; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Claims:
 
         Args:
             needs: hooks, layout, dtype, state_dtype, width, activation, index_dtype, graphs, asynchronous, requests.
+                A dtype is its name, or torch's.
+
+        Raises:
+            ValueError: a need of another name.
         """
         for name, value in needs.items():
             reason = "" if value is None else self._missing(name, value)
@@ -74,6 +79,8 @@ class Claims:
         return ""
 
     def _missing(self, name: str, value: Any) -> str:
+        if name not in NEEDS:
+            raise ValueError(f"needs: unknown {name!r}{nearest(name, NEEDS)}; one of {', '.join(NEEDS)}")
         known: dict[str, tuple[str, Sequence[Any]]] = {
             "layout": ("layout", self.layouts), "dtype": ("dtype", self.dtypes), "state_dtype": ("dtype", self.dtypes),
             "width": ("width", self.widths), "activation": ("activation", self.activations),
@@ -87,6 +94,7 @@ class Claims:
             beyond = self.max_requests is not None and value > self.max_requests
             return f"{value} requests in a step" if beyond else ""
         word, claimed = known[name]
+        value = str(value).removeprefix("torch.") if name.endswith("dtype") else value
         return "" if value in claimed else f"{word} {value}"
 
 
