@@ -51,15 +51,16 @@ class SlotTranslation:
 
     def refresh(self, batch: StepBatch) -> None:
         """Translate what the step names; out of graph, before preparation or replay."""
-        self.refresh_requests(batch.req_pool_indices)
+        self.refresh_requests(_live(batch, batch.req_pool_indices))
         for name, static in self._static.items():
             virtual = getattr(batch, name)
             if virtual is not None:
-                static[: virtual.shape[0]].copy_(self._physical(virtual))
+                static[: virtual.shape[0]].copy_(self._physical(_live(batch, virtual)))
 
     def refresh_requests(self, req_pool_indices: Tensor) -> None:
         """Translate the slots of request rows [B]. A padded row refreshes row 0, rightly too."""
-        rows = req_pool_indices.clamp(min=0).long()
+        there = (req_pool_indices >= 0) & (req_pool_indices < self._virtual.shape[0])
+        rows = torch.where(there, req_pool_indices, 0).long()
         slots = self._physical(self._virtual[rows])
         self.pool.mamba_index_mapping.index_copy_(0, rows, slots.to(self._virtual.dtype))
 
@@ -83,3 +84,12 @@ class SlotTranslation:
         if found.shape != slots.shape:
             raise ShapeError("ConvStateSidecar", "translate", tuple(found.shape), f"{tuple(slots.shape)}, as given")
         return torch.where(slots > 0, found, 0)
+
+
+def _live(batch: StepBatch, indices: Tensor) -> Tensor:
+    """Indices [B] with 0 behind the live rows, where anything may stand."""
+    number = torch.arange(indices.shape[0], device=indices.device)
+    live = number < batch.num_reqs
+    if batch.num_reqs_device is not None:
+        live = live & (number < batch.num_reqs_device)
+    return torch.where(live, indices, 0)

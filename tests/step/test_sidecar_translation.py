@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,6 +168,22 @@ def test_padding_stays_padding_whatever_the_translation_makes_of_it() -> None:
     metadata = sidecar.conv_state_metadata(2).metadata
     assert metadata.cache_indices.tolist() == [2, -1, -1, 3], "request row 7 maps to slot 0"
     assert metadata.mamba_track_indices.tolist() == [9, -1, -1, 6]
+
+
+@pytest.mark.parametrize("counted", ["on the host", "on the device"])
+def test_what_stands_behind_the_live_rows_is_never_handed_out(counted: str) -> None:
+    sidecar = make_sidecar(virtual_pool(), translate=lambda slots: table()[slots])  # refuses what is no slot
+    garbage = [2**40, -7, 13]
+    track = {
+        "mamba_track_mask": torch.ones(5, dtype=torch.bool),
+        "mamba_track_indices": torch.tensor([29, 26, *garbage]),
+    }
+    live = torch.tensor([2], dtype=torch.int32)
+    batch = replace(decode([5, 3, *garbage], **track), num_reqs=5 if counted == "on the device" else 2)
+    sidecar.init_forward_metadata(replace(batch, num_reqs_device=live) if counted == "on the device" else batch)
+    metadata = sidecar.conv_state_metadata(2).metadata
+    assert metadata.cache_indices.tolist() == [1, 2, -1, -1, -1]
+    assert metadata.mamba_track_indices.tolist() == [9, 6, -1, -1, -1]
 
 
 def test_launch_plans_over_the_virtual_map_are_not_shared_with_the_physical_one() -> None:
