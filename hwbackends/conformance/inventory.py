@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,11 @@ class Coverage:
         return not (self.untested or self.unknown or self.silent)
 
 
-def judged() -> Contracts:
-    """The contracts that the kit has a folder of clause tests for; others are not counted, nor judged."""
-    return installed().only(name for name in installed() if (FOLDER / name).is_dir())
+def judged(named: Iterable[str] | None = None) -> Contracts:
+    """The contracts that the kit has a folder of clause tests for, and, if `named` is given, that a manifest names;
+    others are not counted, nor judged."""
+    wanted = tuple(installed()) if named is None else tuple(named)
+    return installed().only(name for name in installed() if (FOLDER / name).is_dir() and name in wanted)
 
 
 @functools.cache

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwbackends.conformance.digests import digest, importable, kit_digest, plugin_digests
+from hwbackends.conformance.inventory import judged
 from hwbackends.conformance.page import page
 from hwbackends.conformance.waivers import Waiver
-from hwbackends.contract.claims import DTYPES, LAYOUTS, WIDTHS
+from hwbackends.contract.claims import DTYPES, LAYOUTS, SSM_KINDS, SSM_LAYOUTS, WIDTHS
 
 if TYPE_CHECKING:
     from hwbackends.conformance.kit import Outcome
-from hwbackends.conformance.inventory import judged
+    from hwbackends.contract.model import Contracts
 
 SCHEMA = 2
 OUTCOMES = ("passed", "failed", "waived", "not_claimed")
@@ -30,17 +31,20 @@ GENERATED = frozenset(
 """Keys of a report that are not what the backend said of itself."""
 SPEAKS_OF: Mapping[str, Sequence[str]] = {
     "CS-DECODE-04": ("ring",), "CS-COMMIT-06": ("ring", "lazy"), "CS-VERIFY-04": ("window", "ring"),
+    **dict.fromkeys(("CS-SSM-10", "CS-SSM-11", "CS-SSM-DEC-02", "CS-SSM-COM-02"), ("ssm ring",)),
+    "CS-SSM-COM-01": ("ssm intermediate",),
 }  # fmt: skip
 """Clauses that say something of some layouts only."""
 SCOPE: Mapping[str, Sequence[Any]] = {
     "layouts": LAYOUTS, "dtypes": DTYPES, "widths": WIDTHS, "index_dtypes": ("int32", "int64"),
-    "activations": ("silu",),
+    "activations": ("silu",), "ssm_kinds": SSM_KINDS, "ssm_layouts": SSM_LAYOUTS,
 }  # fmt: skip
 SIZES = {
     "channels": "1 to 8,193", "requests": "0 to 300 in a conv, 70,000 in an extend",
     "tokens": "0 to 5,003 of a request",
     "drafts": "1 to 9", "state tensors": "1 to 96", "slots": "to 2**16 + 5", "positions": "to 2**31 - 40",
     "element offsets": "past 2**31",
+    "SSM heads and dims": "1 to 8 heads of 8 to 256 by 8 to 128", "rings": "6 to 32 rows",
 }  # fmt: skip
 """What the full lane covers, where the claims do not bound it."""
 
@@ -126,7 +130,7 @@ class Report:
     @property
     def unclaimed_hooks(self) -> list[str]:
         """Hooks that every backend must have, and that this one does not claim."""
-        required = [name for name, hook in judged().hooks.items() if not hook.optional]
+        required = [name for name, hook in self.contracts.hooks.items() if not hook.optional]
         return [name for name in required if name not in self.info.get("hooks_claimed", required)]
 
     @property
@@ -134,12 +138,17 @@ class Report:
         """Clauses of required hooks without a passed test, those apart that speak of unclaimed layouts only."""
         layouts = self.scope_values("layouts", LAYOUTS)
         passed = {c for result in self.results for c, booked in result.clauses.items() if booked == "passed"}
-        hooks = judged().clauses
+        layouts += [f"ssm {layout}" for layout in self.scope_values("ssm_layouts", SSM_LAYOUTS)]
         return [
             clause
-            for clause, hook in hooks.items()
-            if not hook.optional and clause not in passed and set(SPEAKS_OF.get(clause, LAYOUTS)) & set(layouts)
+            for clause, hook in self.contracts.clauses.items()
+            if not hook.optional and clause not in passed and set(SPEAKS_OF.get(clause, layouts)) & set(layouts)
         ]
+
+    @property
+    def contracts(self) -> Contracts:
+        """The contracts that the backend is judged by: those that its manifest names."""
+        return judged(self.info.get("contracts"))
 
     def scope_values(self, key: str, everything: Sequence[Any]) -> list[Any]:
         """What `capabilities` claim of one dimension."""
@@ -153,7 +162,7 @@ class Report:
         for key, everything in SCOPE.items():
             claimed = self.scope_values(key, everything)
             if set(claimed) != set(everything):
-                prefix = "width " if key == "widths" else ""
+                prefix = {"widths": "width ", "ssm_layouts": "SSM "}.get(key, "")
                 parts += [prefix + str(value) for value in claimed] or [f"no {key}"]
         capabilities = self.info.get("capabilities", {})
         if capabilities.get("max_requests"):
@@ -199,7 +208,7 @@ class Report:
 
     def clauses(self) -> list[dict[str, Any]]:
         """Each clause of the contracts: its tests by outcome, worst error, status, smallest failing input."""
-        table, contracts = [], judged()
+        table, contracts = [], self.contracts
         for clause, hook in contracts.clauses.items():
             row: dict[str, Any] = {"id": clause, "hook": hook.name, "text": contracts.clause_text(clause)}
             row["contract"] = contracts.owners[hook.name].name
@@ -265,7 +274,7 @@ class Report:
             "sizes": SIZES,
             "seed": self.seed,
             "waivers": len(self.waivers),
-            "hooks_not_claimed": [h for h in judged().hooks if h not in self.info.get("hooks_claimed", ())],
+            "hooks_not_claimed": [h for h in self.contracts.hooks if h not in self.info.get("hooks_claimed", ())],
             "clauses_without_a_passed_test": self.bare_clauses,
             "emulated": bool(self.info.get("emulated")),
             "hooks_of_other_distributions": foreign,

@@ -11,6 +11,8 @@ from hwbackends.contract.document import nearest
 from hwbackends.contract.model import Contracts
 from hwbackends.errors import ContractError
 
+SSM_KINDS = ("gdn", "kda", "mamba2")
+SSM_LAYOUTS = ("intermediate", "ring")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 LAYOUTS = ("window", "ring", "lazy")
 WIDTHS = (2, 3, 4, 5)
@@ -18,12 +20,12 @@ WIDTHS = (2, 3, 4, 5)
 ALL = "all"
 _KEYS = (
     "hooks", "layouts", "dtypes", "mixed_dtypes", "widths", "activations", "index_dtypes", "graphs", "asynchronous",
-    "max_requests", "large_offsets",
+    "max_requests", "large_offsets", "ssm_kinds", "ssm_layouts",
 )  # fmt: skip
 
 NEEDS = (
     "hooks", "layout", "dtype", "state_dtype", "width", "activation", "index_dtype", "graphs", "asynchronous",
-    "requests",
+    "requests", "ssm_kind", "ssm_layout",
 )  # fmt: skip
 """What can be asked of a backend's claims."""
 _FLAGS = {"graphs": "graph capture", "asynchronous": "hooks that do not wait for the device"}
@@ -45,6 +47,8 @@ class Claims:
         asynchronous: whether no hook waits for the device; false for backends that compute on the host.
         max_requests: most requests of one step, None for any.
         large_offsets: element offsets past 2**31 are exact; false: refused by name.
+        ssm_kinds: of gdn, kda, mamba2. SSM hooks take `dtypes` but float64, for the state too.
+        ssm_layouts: of intermediate, ring.
     """
 
     hooks: tuple[str, ...]
@@ -58,13 +62,15 @@ class Claims:
     asynchronous: bool = True
     max_requests: int | None = None
     large_offsets: bool = True
+    ssm_kinds: tuple[str, ...] = SSM_KINDS
+    ssm_layouts: tuple[str, ...] = SSM_LAYOUTS
 
     def missing(self, **needs: Any) -> str:
         """The first need that is not claimed, in words; empty if all are.
 
         Args:
-            needs: hooks, layout, dtype, state_dtype, width, activation, index_dtype, graphs, asynchronous, requests.
-                A dtype is its name, or torch's.
+            needs: hooks, layout, dtype, state_dtype, width, activation, index_dtype, graphs, asynchronous, requests,
+                ssm_kind, ssm_layout. A dtype is its name, or torch's.
 
         Raises:
             ValueError: a need of another name.
@@ -84,7 +90,8 @@ class Claims:
         known: dict[str, tuple[str, Sequence[Any]]] = {
             "layout": ("layout", self.layouts), "dtype": ("dtype", self.dtypes), "state_dtype": ("dtype", self.dtypes),
             "width": ("width", self.widths), "activation": ("activation", self.activations),
-            "index_dtype": ("index dtype", self.index_dtypes),
+            "index_dtype": ("index dtype", self.index_dtypes), "ssm_kind": ("SSM kind", self.ssm_kinds),
+            "ssm_layout": ("SSM layout", self.ssm_layouts),
         }  # fmt: skip
         if name == "hooks":
             return next((f"hook {hook}" for hook in value if hook not in self.hooks), "")
@@ -125,6 +132,8 @@ def read_claims(capabilities: Mapping[str, Any], contracts: Contracts, present: 
         asynchronous=_flag(capabilities, "asynchronous"),
         max_requests=_count(capabilities, "max_requests"),
         large_offsets=_flag(capabilities, "large_offsets"),
+        ssm_kinds=_choice(capabilities, "ssm_kinds", SSM_KINDS),
+        ssm_layouts=_choice(capabilities, "ssm_layouts", SSM_LAYOUTS),
     )
 
 

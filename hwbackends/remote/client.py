@@ -9,7 +9,7 @@ import pickle
 import signal
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,12 @@ import torch
 from torch import Tensor
 
 from hwbackends import errors
-from hwbackends.conv.state import ConvState
-from hwbackends.remote.wire import LARGE, Answer, Call, Ref, Request, View
+from hwbackends.remote.wire import LARGE, Answer, Call, Ref, Request, View, class_name
 from hwbackends.remote.zygote import START_S, zygote
-from hwbackends.step.batch import ForwardMode, StepBatch
-from hwbackends.step.metadata import StepMetadata
-from hwbackends.step.pool import StatePool
+from hwbackends.step.batch import ForwardMode
+from hwbackends.step.pool import WRAPPED, StatePool
 
-_OBJECTS = (StepBatch, StepMetadata, ConvState)
 _PRIVATE = {"cache", "handles", "host_mirrors", "engine"}
-_POOL = (
-    "conv_streams", "draft_rows", "ssm_state", "intermediate_ssm", "mamba_index_mapping", "mamba_v2p_table", "layout",
-    "width", "draft_token_num", "track_interval",
-)  # fmt: skip
 
 
 class HookError(RuntimeError):
@@ -222,12 +215,12 @@ class Client:
             return self._encode_tensor(value, request)
         if isinstance(value, ForwardMode):
             return Ref("mode", value.value)
-        if isinstance(value, ConvState):
-            for pool in self._pools:
-                for (stream, layer), state in pool._states.items():
+        for pool in self._pools:
+            for kind, states in (("state", pool._states), ("family_state", pool._family_states)):
+                for (name, layer), state in states.items():
                     if state is value:
-                        return Ref("state", (self._encode(pool, request).value, stream, layer))
-        if isinstance(value, (*_OBJECTS, StatePool)):
+                        return Ref(kind, (self._encode(pool, request).value, name, layer))
+        if isinstance(value, StatePool) or class_name(value):
             return self._encode_object(value, request)
         if isinstance(value, dict):
             return Ref("tree", {key: self._encode(item, request) for key, item in value.items()})
@@ -257,9 +250,9 @@ class Client:
         known = self._objects.get(id(value))
         if known is None:
             known = self._objects[id(value)] = self._new(), value
-        names = _POOL if isinstance(value, StatePool) else [f.name for f in fields(value) if f.name not in _PRIVATE]
+        names = [f.name for f in fields(value) if f.name not in _PRIVATE] if is_dataclass(value) else WRAPPED
         encoded = {name: self._encode(getattr(value, name), request) for name in names}
-        request.objects[known[0]] = type(value).__name__, encoded
+        request.objects[known[0]] = class_name(value), encoded
         return Ref("object", known[0])
 
     # --- calls ---

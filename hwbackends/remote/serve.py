@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import itertools
 import os
 import pickle
@@ -18,14 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hwbackends.conv.state import ConvState
 from hwbackends.remote.sparse import sparse_bytes
 from hwbackends.remote.wire import LARGE, Answer, Call, Ref, Request, View
-from hwbackends.step.batch import ForwardMode, StepBatch
+from hwbackends.step.batch import ForwardMode
 from hwbackends.step.metadata import StepMetadata
 from hwbackends.step.pool import StatePool
-
-CLASSES: dict[str, Any] = {"StepBatch": StepBatch, "StepMetadata": StepMetadata, "ConvState": ConvState}
 
 
 class Memory:
@@ -90,7 +88,7 @@ class Memory:
         values = {key: self.decode(value) for key, value in fields.items()}
         known = self.objects.get(token)
         if known is None:
-            self.objects[token] = _pool(values) if name == "StatePool" else CLASSES[name](**values)
+            self.objects[token] = _class(name)(**values) if name else _pool(values)
         else:
             for key, value in values.items():
                 if fields[key] != self.fields[token].get(key):
@@ -111,6 +109,9 @@ class Memory:
         if value.kind == "state":
             pool, stream, layer = value.value
             return self.objects[pool].conv_state(stream, layer)
+        if value.kind == "family_state":
+            pool, state, layer = value.value
+            return self.objects[pool].state(state, layer)
         if value.kind == "mode":
             return ForwardMode(value.value)
         if value.kind == "elsewhere":
@@ -191,6 +192,11 @@ def _content(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
+def _class(name: str) -> Any:
+    module, _, found = name.partition(":")
+    return getattr(importlib.import_module(module), found)
+
+
 def _pool(values: dict[str, Any]) -> StatePool:
     wrapped = {key: value for key, value in values.items() if key != "conv_streams"}
     pool = StatePool.wrap(values["conv_streams"], **wrapped)
@@ -258,7 +264,7 @@ class Server:
 
     def _litter(self, call: Call) -> None:
         """Leave NaN in the memory that an allocator hands out next."""
-        x = self.memory.decode(call.kwargs.get("x", call.args[0] if call.args else None))
+        x = self.memory.decode(call.kwargs.get("v", call.kwargs.get("x", call.args[0] if call.args else None)))
         if isinstance(x, Tensor) and x.device.type != "meta" and x.is_floating_point() and x.nbytes < LARGE:
             litter = [torch.full(x.shape, torch.nan, dtype=x.dtype, device=x.device) for _ in range(6)]
             del litter

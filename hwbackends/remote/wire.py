@@ -3,7 +3,7 @@ that hold them and of the storages that they lie in, and the bytes of those stor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 LARGE = 1 << 26
@@ -23,11 +23,20 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One of: `view` a tensor, `object` a structure, `state` (pool, stream, layer), `mode` a forward mode,
-    `elsewhere` (dtype, shape) a tensor on another device, `tree` a tuple, list or dict of values."""
+    """One of: `view` a tensor, `object` a structure, `state` (pool, stream, layer), `family_state` (pool, name, layer),
+    `mode` a forward mode, `elsewhere` (dtype, shape) a tensor on another device, `tree` a tuple, list or dict of
+    values."""
 
     kind: str
     value: Any
+
+
+def class_name(value: object) -> str:
+    """`module:class` of one of this package's structures, of whatever family, that travels field by field; "" for a
+    plain value and for a `StatePool`, which is no structure of fields."""
+    kind = type(value)
+    mine = is_dataclass(value) and kind.__module__.startswith("hwbackends.")
+    return f"{kind.__module__}:{kind.__qualname__}" if mine else ""
 
 
 @dataclass(slots=True)
@@ -49,7 +58,7 @@ class Request:
         calls: the hooks, in order; a capture records all of them, `call` makes one.
         storages: new storages: token to bytes.
         views: new views by token.
-        objects: class name and encoded fields by token; known ones are brought up to date.
+        objects: class name ("" for a pool) and encoded fields by token; known ones are brought up to date.
         whole: contents of storages that changed at the caller's.
         contents: contents of views of large storages that changed.
         watch: "", sync, alloc or ops: what to look for while the hook runs.

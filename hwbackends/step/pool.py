@@ -3,6 +3,7 @@ Storage and bookkeeping only: hooks read and write it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -312,6 +313,11 @@ class StatePool:
         for name, storage in self.states.items():
             tensors |= {f"states[{name}].{part}": t for part, t in storage.tensors().items()}
         return {name: t.data_ptr() for name, t in tensors.items()}
+
+
+WRAPPED = tuple(name for name in inspect.signature(StatePool.wrap).parameters if name != "layers")
+"""Everything that a pool is made from, its layers' ids (`layer_ids`) apart: arguments of `wrap` and, by the same names,
+attributes of a pool."""
 
 
 class PoolParts:

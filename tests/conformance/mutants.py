@@ -33,7 +33,9 @@ PREPARES = (
 CONVS = ("conv_decode", "conv_extend", "conv_target_verify", "conv_draft_extend")
 COMMIT = "update_mamba_state_after_mtp_verify"
 FUSED = ("fused_decode_add_rmsnorm", "fused_target_verify_add_rmsnorm")
-HOOKS = (*PREPARES, *CONVS, COMMIT, "clear_slots", "copy_slots", "probe", *FUSED)
+SSM = ("ssm_decode", "ssm_extend", "ssm_target_verify", "ssm_draft_extend")
+MATERIALIZE = "materialize_slots"
+HOOKS = (*PREPARES, *CONVS, COMMIT, "clear_slots", "copy_slots", "probe", *FUSED, *SSM, MATERIALIZE)
 
 MUTANTS: dict[str, Callable[[], dict[str, Hook]]] = {}
 
@@ -45,6 +47,7 @@ class Call:
         bound = inspect.signature(original).bind(*args, **kwargs)
         bound.apply_defaults()
         self._original, self.arguments = original, dict(bound.arguments)
+        self.hook_name = getattr(original, "__name__", "")
 
     def __getattr__(self, name: str) -> Any:
         return self.arguments[name]

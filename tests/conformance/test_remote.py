@@ -6,14 +6,19 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hwbackends.conformance.ownership import owned
 from hwbackends.errors import ShapeError
 from hwbackends.remote.client import Client, HookError, ProcessLost
 from hwbackends.remote.sparse import sparse_bytes
+from hwbackends.remote.wire import Request
+from hwbackends.ssm import SSMStream
 from hwbackends.step.pool import StatePool
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +54,42 @@ def test_what_a_hook_writes_comes_back_into_the_callers_tensors(client: Client) 
     made = client.call("clear_slots", (pool, torch.tensor([2, 0])), {})
     assert pool.conv_streams["k"][0, :, 0, 0].tolist() == [1, 1, 0, 1, 1]
     assert made.changed == {client.token(pool.conv_streams["k"])}
+
+
+@pytest.mark.parametrize("layout", ["ring", "intermediate"])
+def test_named_states_of_a_pool_travel_with_all_their_tensors(client: Client, layout: str) -> None:
+    pool = StatePool(
+        [],
+        num_slots=5,
+        request_rows=4,
+        draft_token_num=2,
+        states=[SSMStream("s", "gdn", 1, 2, 8, 8, layout=layout)],  # type: ignore[arg-type]
+    )
+    client.adopt(pool)
+    storage: Any = pool.states["s"]
+    for tensor in storage.tensors().values():
+        tensor.fill_(1)
+    client.call("clear_slots", (pool, torch.tensor([2, 0])), {})
+    mine = storage.slot_tensors()
+    for tensor in storage.tensors().values():
+        cleared = any(tensor is other for other in mine)
+        assert tensor[0, 2].any() != cleared
+        assert tensor[0, [0, 1, 3]].all()
+    given = owned("copy_slots", (pool, torch.tensor([2]), torch.tensor([3])), {})
+    named = {name for name, _, _ in given.inputs}
+    assert all(any(tensor is other for other in given.writes) for tensor in mine)
+    rest = {"ring": "ring_u", "intermediate": "intermediate"}[layout]
+    assert {f"pool.states.{rest}", "pool.mamba_index_mapping"} <= named
+
+
+def test_a_state_of_an_adopted_pool_is_that_pools_own_over_there(client: Client) -> None:
+    pool = StatePool([], num_slots=5, request_rows=4, states=[SSMStream("s", "mamba2", 1, 2, 8, 8)])
+    client.adopt(pool)
+    state = pool.state("s", 0)
+    request = Request("call")
+    assert client._encode(state, request).kind == "family_state"
+    assert client._encode(replace(state), request).kind == "object"
+    assert request.objects[client._encode(pool, request).value][0] == ""
 
 
 def test_a_named_error_keeps_its_class_and_nothing_changed(client: Client) -> None:

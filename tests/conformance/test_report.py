@@ -52,7 +52,7 @@ def test_the_verdict(outcomes: list[str], extra: dict[str, Any], verdict: str) -
 def test_a_backend_without_every_required_hook_is_incomplete() -> None:
     report = Report({**INFO, "hooks_claimed": ["probe", "conv_decode"]}, [_result("passed")])
     assert report.verdict == "incomplete"
-    assert report.line.endswith("passed/claimed/total 1/1/1, incomplete: 10 required hooks not claimed")
+    assert report.line.endswith("passed/claimed/total 1/1/1, incomplete: 15 required hooks not claimed")
 
 
 def test_an_optional_hook_need_not_be_claimed() -> None:
@@ -70,10 +70,21 @@ def test_no_certificate_while_a_clause_has_no_passed_test(clause: str) -> None:
 
 
 def test_a_clause_that_speaks_of_unclaimed_layouts_only_is_not_missed() -> None:
-    booked = {clause: outcome for clause, outcome in REQUIRED.items() if "window" in SPEAKS_OF.get(clause, ("window",))}
-    info = {**INFO, "capabilities": {"layouts": ["window"], "index_dtypes": ["int32"]}}
+    layouts = {"window", "ssm intermediate"}
+    booked = {clause: said for clause, said in REQUIRED.items() if layouts & set(SPEAKS_OF.get(clause, layouts))}
+    claimed = {"layouts": ["window"], "index_dtypes": ["int32"], "ssm_layouts": ["intermediate"]}
+    info = {**INFO, "capabilities": claimed}
     report = Report(info, [Result("b", "passed", clauses=booked)])
-    assert report.line.endswith("certified for window, int32")
+    assert report.line.endswith("certified for window, int32, SSM intermediate")
+    assert Report(INFO, [Result("b", "passed", clauses=booked)]).verdict == "incomplete"
+
+
+def test_a_backend_is_judged_by_the_contracts_that_its_manifest_names() -> None:
+    booked = {clause: outcome for clause, outcome in REQUIRED.items() if not clause.startswith("CS-SSM")}
+    info = {**INFO, "contracts": {"step": "1.0", "conv": "1.0"}}
+    report = Report(info, [Result("b", "passed", clauses=booked)])
+    assert report.verdict == "certified"
+    assert not [row for row in report.clauses() if row["contract"] == "ssm"]
     assert Report(INFO, [Result("b", "passed", clauses=booked)]).verdict == "incomplete"
 
 

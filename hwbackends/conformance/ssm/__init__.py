@@ -1,0 +1,1 @@
+"""Clause tests of the contract `ssm`."""
