@@ -11,8 +11,7 @@ import pytest
 import torch
 import yaml
 
-from hwbackends.conformance import claims
-from hwbackends.contract import schema
+from hwbackends.contract import claims, schema
 from hwbackends.contract.hookspecs import ProbeResult
 from hwbackends.contract.reader import contracts_folder, installed
 from hwbackends.conv.layouts import LAYOUTS
