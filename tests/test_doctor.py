@@ -115,6 +115,28 @@ def test_a_hook_is_followed_to_the_file_that_defines_it(site: Site) -> None:
     }
 
 
+def test_a_hook_that_a_factory_makes_is_followed_to_the_function_inside_and_through_a_decorator_to_what_it_wraps(
+    site: Site,
+) -> None:
+    source = """
+        from plugin_good import made
+        from plugin_good.made import traced
+        from hwbackends.contract.hookspecs import hookimpl
+        conv_decode = hookimpl(made.conv_decode)
+        conv_extend = hookimpl(traced(made.written))
+    """
+    folder = site.install("good", source=source)
+    (folder / "made.py").write_text(
+        "def of_phase(hook, traits):\n    def call(x): ...\n    return call\n"
+        "def traced(function):\n    def call(*given): ...\n    return call\n"
+        "def traits_of(): ...\ndef written(x): ...\n"
+        "conv_decode = of_phase('conv_decode', traits_of)\n"
+    )
+    hooks = by_name()["good"]["hooks"]
+    places = {name: Path(origin).name for name, origin in hooks.items() if origin}
+    assert places == {"conv_decode": "made.py:2", "conv_extend": "made.py:8"}
+
+
 def test_imports_that_go_round_in_a_circle_end(site: Site) -> None:
     folder = site.install("round", source="from .other import conv_decode")
     (folder / "other.py").write_text("from .plugin import conv_decode")

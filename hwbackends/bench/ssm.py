@@ -46,12 +46,23 @@ class Chosen:
         return self._defers
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(CUDA.tuning, name)
+        return getattr(gpu().tuning, name)
+
+
+def gpu() -> Traits:
+    """Those of the GPUs that torch is built for."""
+    if torch.version.hip is None:
+        return CUDA
+    from hwbackends.rocm.traits import traits_of
+
+    return traits_of(torch.device("cuda"))
 
 
 def traits(shape: SsmShape, defers: bool = False) -> Traits:
-    """The device's, with one launch shape for SSMs."""
-    return replace(CUDA, tuning=Chosen(shape, defers))
+    """The device's, with one launch shape for SSMs; most registers of a thread are NVIDIA's to choose alone."""
+    device = gpu()
+    shape = shape if device.speaks_ptx else replace(shape, registers=0)
+    return replace(device, tuning=Chosen(shape, defers))
 
 
 def metadata(mode: ForwardMode, slots: Tensor, rows: Tensor, positions: Tensor, drafts: int) -> StepMetadata:
@@ -194,8 +205,10 @@ def digests(size: Size, dtype: torch.dtype, rings: Sequence[int], device: str, s
 
 
 def shapes(found: Sequence[SsmShape], size: Size, dtype: torch.dtype, small: bool) -> list[SsmShape]:
-    """The launch shapes that a size can take: no wider than V; tiles of 16-bit states hold 8 columns a lane."""
+    """The launch shapes that a size can take: no wider than V, four lanes at most to a row; tiles of 16-bit states hold
+    8 columns a lane."""
     fits = [s for s in found if s.rows <= size.head_v_dim and (dtype is torch.float32 or s.rows >= 16 * s.warps)]
+    fits = [s for s in fits if 4 * s.rows >= gpu().lanes * s.warps]
     return fits[:: len(fits) - 1] if small and len(fits) > 2 else fits
 
 

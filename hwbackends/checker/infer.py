@@ -934,6 +934,8 @@ class Inference:
             held = self._returned(ref, None, ANY) if owner is None else self._returned_by(ref, owner)
             if held and all(v[0] == "I" and v[2] for v in held):
                 result = held
+        if informative and owner is None and all(v[0] == "I" for v in declared):
+            result = self._made_here(ref) or result
         if owner is not None and result and all(v[0] == "C" for v in result):
             result |= self._other_classes(ref, owner, result)
         result |= self._by_arguments(ref, result)
@@ -941,6 +943,16 @@ class Inference:
             result = frozenset({("W", elements(result))})
         self._return_memo[key] = result
         return result
+
+    def _made_here(self, ref: Ref) -> Values:
+        """The function inside of a function that it returns, more exact than the protocol that it declares."""
+        scope = self.program.scope(ref)
+        for _, expr in scope.returns:
+            bound = scope.bindings.get(expr[1], ()) if expr is not None and expr[0] == "n" else ()
+            if not bound or any(value is None or value[0] != "F" for _, _, value in bound):
+                return NOTHING
+        found = self._returned(ref, None, NOTHING) if scope.returns else NOTHING
+        return found if all(v[0] == "F" for v in found) else NOTHING
 
     def _by_arguments(self, ref: Ref, result: Values) -> Values:
         """``EITHER``, and what overloads declare, where a function says that its arguments decide what it returns."""

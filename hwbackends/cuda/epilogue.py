@@ -1,46 +1,9 @@
-"""The fused epilogue, over the launchers that GPU backends share: conv, add to the residual stream, RMSNorm."""
+"""The fused epilogue, over the launchers that GPU backends share."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from hwbackends.conv.state import ConvState
 from hwbackends.cuda.traits import traits_of
-from hwbackends.step.metadata import StepMetadata
-from hwbackends.triton_ops.epilogue import run
+from hwbackends.triton_ops import conv_hooks
 
-
-def fused_decode_add_rmsnorm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: ConvState,
-    metadata: StepMetadata,
-    residual_stream: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    activation: str | None = None,
-    residual: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """See `hookspecs.fused_decode_add_rmsnorm`."""
-    hook, stream = "fused_decode_add_rmsnorm", (residual_stream, norm_weight, eps)
-    return run(hook, traits_of, x, weight, bias, state, metadata, *stream, activation, residual, out)
-
-
-def fused_target_verify_add_rmsnorm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: ConvState,
-    metadata: StepMetadata,
-    residual_stream: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    activation: str | None = None,
-    residual: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """See `hookspecs.fused_target_verify_add_rmsnorm`."""
-    hook, stream = "fused_target_verify_add_rmsnorm", (residual_stream, norm_weight, eps)
-    return run(hook, traits_of, x, weight, bias, state, metadata, *stream, activation, residual, out)
+fused_decode_add_rmsnorm = conv_hooks.of_epilogue("fused_decode_add_rmsnorm", traits_of)
+fused_target_verify_add_rmsnorm = conv_hooks.of_epilogue("fused_target_verify_add_rmsnorm", traits_of)

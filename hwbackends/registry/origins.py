@@ -16,42 +16,69 @@ def hook_origins(module: str, hooks: Iterable[str]) -> dict[str, str | None]:
     return {hook: static_origin(module, hook) for hook in hooks}
 
 
+Site = tuple[Path, ast.stmt]
+"""A statement that defines a name, and its file."""
+
+
 def static_origin(module: str, name: str, depth: int = 5) -> str | None:
     """`file:line` where `module` defines `name`, without importing anything.
 
-    Followed: `from x import name`, `name = other`, `name = hookimpl(other)` and `name = hookimpl(module.other)`.
+    Followed: `from x import name`, `name = other`, `name = hookimpl(other)`, `name = hookimpl(module.other)`, and
+    `name = factory(...)` to the function that the factory makes.
     """
+    site = _site(module, name, depth)
+    if site is None or _unwritten(site[1]):
+        return None
+    return f"{site[0]}:{site[1].lineno}"
+
+
+def _site(module: str, name: str, depth: int) -> Site | None:
     path = module_file(module)
     if path is None or depth == 0:
         return None
     for node in _statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return None if _unwritten(node) else f"{path}:{node.lineno}"
+            return path, node
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return _assigned_origin(module, node.value, depth - 1) or f"{path}:{node.lineno}"
+            return _assigned(module, node.value, depth - 1) or (path, node)
         found = _imported(module, path, node, name)
         if found is not None:
-            return static_origin(*found, depth - 1)
+            return _site(*found, depth - 1)
     return None
 
 
-def _unwritten(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _unwritten(node: ast.stmt) -> bool:
     """Whether a function is a stub: marked by `hookspecs.unwritten`."""
-    return any(isinstance(mark, ast.Name) and mark.id == "unwritten" for mark in node.decorator_list)
+    marks = node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else []
+    return any(isinstance(mark, ast.Name) and mark.id == "unwritten" for mark in marks)
 
 
-def _assigned_origin(module: str, value: ast.expr, depth: int) -> str | None:
-    """Origin of what an assignment's right-hand side names, if it names something that can be followed."""
-    if isinstance(value, ast.Call) and len(value.args) == 1:
+def _assigned(module: str, value: ast.expr, depth: int) -> Site | None:
+    """What an assignment's right-hand side names, if it names something that can be followed."""
+    if isinstance(value, ast.Call):
+        made = _made(_assigned(module, value.func, depth))
+        if made is not None or len(value.args) != 1:
+            return made
         value = value.args[0]
     if isinstance(value, ast.Name):
-        return static_origin(module, value.id, depth)
+        return _site(module, value.id, depth)
     if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
         path = module_file(module)
         for node in _statements(path) if path else ():
             found = _imported(module, path, node, value.value.id)
             if found is not None:
-                return static_origin(".".join(found), value.attr, depth)
+                return _site(".".join(found), value.attr, depth)
+    return None
+
+
+def _made(factory: Site | None) -> Site | None:
+    """The function inside of a factory that it returns; none of a decorator, whose function takes anything."""
+    if factory is None or not isinstance(factory[1], ast.FunctionDef):
+        return None
+    returned = {n.value.id for n in factory[1].body if isinstance(n, ast.Return) and isinstance(n.value, ast.Name)}
+    for node in factory[1].body:
+        if isinstance(node, ast.FunctionDef) and node.name in returned and node.args.vararg is None:
+            return factory[0], node
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 from hwbackends.contract.model import Contracts
 from hwbackends.contract.reader import installed
 from hwbackends.contract.signatures import location_of
-from hwbackends.errors import BackendUnavailableError, HookNotImplementedError, SignatureDriftError
+from hwbackends.errors import BackendUnavailableError, DeviceError, HookNotImplementedError, SignatureDriftError
 from hwbackends.registry.binding import Implementations, inspect_plugin
 from hwbackends.registry.candidates import Candidate, State, discover, import_plugin, probe
 from hwbackends.registry.manifest import find_manifest, read_manifest
@@ -35,6 +35,7 @@ class Plugin:
         self.device = _device(device)
         self.emulated = _emulated(self.device)
         self.candidate = _candidate(backend, self.device, self.emulated)
+        _refuse_absent(self.device)
         manifest = self.candidate.manifest
         named = manifest.contracts if manifest else None
         self.contracts = installed().only(installed() if named is None else named)
@@ -83,8 +84,20 @@ def _device(name: str) -> torch.device:
         from hwbackends.testing.emulated_npu import emulate_npu
 
         return emulate_npu()
-    found = torch.device(name)
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else found
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError("conformance run", "device", name, "a device as torch names it: cpu, cuda, npu") from error
+    there = name == "cuda" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if there else found
+
+
+def _refuse_absent(device: torch.device) -> None:
+    """A plugin named by its import path is asked for its device by nobody else."""
+    if device.type != "cuda" or (device.index or 0) < torch.cuda.device_count():
+        return
+    got = f"{device}, of which torch {torch.__version__} sees {torch.cuda.device_count()}"
+    raise DeviceError("conformance run", "device", got, "a device that is there", "see `hwbackends doctor`")
 
 
 def _emulated(device: torch.device) -> bool:
@@ -144,7 +157,7 @@ def _modules(candidate: Candidate) -> dict[str, list[str]]:
     package = candidate.module.rpartition(".")[0] or candidate.module
     own = {name for name in sys.modules if name == package or name.startswith(f"{package}.")}
     files = sorted({str(file) for name in own if (file := getattr(sys.modules[name], "__file__", None))})
-    shared = ("hwbackends.torch_ops", "hwbackends.reference", "hwbackends.cuda", "hwbackends.ascend")
+    shared = ("hwbackends.torch_ops", "hwbackends.reference", "hwbackends.cuda", "hwbackends.rocm", "hwbackends.ascend")
     lent = sorted(name for name in shared if name in sys.modules and not package.startswith(name))
     return {"package": [package], "files": files, "borrowed": lent}
 

@@ -61,8 +61,9 @@ class Tuning:
         return self._warps(power_of_two(dim), 4)
 
     def ssm(self, state: SSMState, requests: int, tokens: int, through: bool) -> SsmShape:
-        """One wave a program: four lanes share a row of the state, so a wave holds 16 rows of it, or 8."""
-        return SsmShape(rows=self.lanes // 4, warps=1, staged=not through)
+        """One wave a program: four lanes share a row of the state, so a wave holds 16 rows of it, or 8. Outputs are
+        stored as they come, and the compiler leaves room for two waves: gfx942 spills scalars else."""
+        return SsmShape(rows=self.lanes // 4, warps=1, staged=not through, late=False, waves=2)
 
     def ssm_defers(self, state: SSMState, requests: int) -> bool:
         """Whether a decode on a ring keeps its token there: not yet timed on a device."""

@@ -66,6 +66,7 @@ class Launch:
         aligned: whether the kernel is specialised on the alignment of its pointers.
         registers: most registers of a thread, where the compiler would take more (NVIDIA's alone); 0: as many as it
             likes.
+        waves: of a processor's SIMD that the compiler leaves registers for (AMD's alone); 0: as many as it likes.
 
     Raises:
         UnsupportedError: a chip that this backend does not serve, or more threads than one launch there can have.
@@ -91,6 +92,7 @@ class Launch:
         fixed: Sequence[Tensor] = (),
         aligned: bool = True,
         registers: int = 0,
+        waves: int = 0,
     ) -> None:
         if traits.refused is not None:
             raise UnsupportedError(kernel.__name__, "device", *traits.refused, "load the reference backend for it")
@@ -105,6 +107,8 @@ class Launch:
         self._options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
         if registers:
             self._options["maxnreg"] = registers
+        if waves:
+            self._options["waves_per_eu"] = waves
         self._fixed, self._aligned = tuple(fixed), aligned
         self._plain: tuple[Any, ...] | None = None
         self._dependent: tuple[Any, ...] | None = None

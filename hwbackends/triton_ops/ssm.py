@@ -209,8 +209,8 @@ def _step(
     constants = ordered(ssm_step_kernel, constants | lanes_of(state, traits) | shape.constants())
     grid = requests * state.num_v_heads * cdiv(state.head_v_dim, shape.rows)
     scalars = [*scalars, *extents]
-    registers = shape.registers
-    launch = Launch(traits, ssm_step_kernel, grid, scalars, constants, shape.warps, fixed, registers=registers)
+    room: dict[str, Any] = {"registers": shape.registers, "waves": shape.waves}
+    launch = Launch(traits, ssm_step_kernel, grid, scalars, constants, shape.warps, fixed, **room)
     gates = GATES.value + (state.head_k_dim if state.kind == "kda" else 0)
     raw = requests * tokens * state.num_k_heads * 2 * state.head_k_dim if shape.staged else 0
     return launch, (raw, requests * tokens * state.num_v_heads * gates)

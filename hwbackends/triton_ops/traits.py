@@ -27,6 +27,7 @@ class SsmShape:
         late: outputs and ring rows are stored behind the last token.
         unroll: tokens of the replay whose loads are issued together.
         registers: most registers of a thread (NVIDIA's alone), so that more programs fit a processor; 0: any.
+        waves: of a processor's SIMD that the compiler leaves registers for (AMD's alone); 0: its own choice.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class SsmShape:
     late: bool = True
     unroll: int = 1
     registers: int = 0
+    waves: int = 0
 
     def constants(self) -> dict[str, Any]:
         """The compile-time arguments that it is made of."""

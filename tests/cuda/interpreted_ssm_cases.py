@@ -15,7 +15,10 @@ from hwbackends.registry.loading import load
 from tests.cuda.ssm_lab import START, Lab
 
 DEVICE = os.environ.get("SSM_DEVICE", "cpu")
-HOOKS: Any = load(os.environ.get("INTERPRETED_BACKEND", "cuda"), None if DEVICE == "cpu" else DEVICE)
+BACKEND = os.environ.get("INTERPRETED_BACKEND", "cuda")
+HOOKS: Any = load(BACKEND, None if DEVICE == "cpu" else DEVICE)
+DEFERS = f"hwbackends.{BACKEND}.tuning." + ("Tuning.ssm_defers" if BACKEND == "rocm" else "ssm_defers")
+"""What decides whether a decode on a ring keeps its token there."""
 KINDS = [("gdn", torch.float32), ("kda", torch.bfloat16), ("mamba2", torch.float16)]
 
 
@@ -72,14 +75,14 @@ def test_a_deferred_decode_a_written_one_and_one_that_runs_twice_give_the_same_b
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, outputs, states = decoded(kind, 3, heads=(1, 1))
-    monkeypatch.setattr("hwbackends.cuda.tuning.ssm_defers", lambda *given: True)
+    monkeypatch.setattr(DEFERS, lambda *given: True)
     late = lab(kind, heads=(1, 1))
     for t in range(3):
         y = late.run("ssm_decode", [t], [1])[0]
         assert torch.equal(y, outputs[t])
     late.materialize([3])
     assert torch.equal(late.state.tensor[2], states[2])
-    monkeypatch.setattr("hwbackends.cuda.tuning.ssm_defers", lambda *given: False)
+    monkeypatch.setattr(DEFERS, lambda *given: False)
     twice = lab(kind, heads=(1, 1))
     for _ in range(2):
         assert torch.equal(twice.run("ssm_decode", [0], [1], padded=0)[0], outputs[0])

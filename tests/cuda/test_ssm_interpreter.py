@@ -35,6 +35,10 @@ def test_ssm_hooks_hold_in_the_interpreter_at_odd_dims() -> None:
     run_cases("-m", "slow")
 
 
+def test_decode_verify_and_a_snapshot_hold_in_the_interpreter_with_the_launch_sizes_of_rocm() -> None:
+    run_cases("-k", "a_snapshot_of_a_commit", backend="rocm")
+
+
 @pytest.mark.slow
 def test_ssm_hooks_of_rocm_hold_in_the_interpreter() -> None:
-    run_cases("-m", "not slow", "-k", "not deferred", backend="rocm")
+    run_cases("-m", "not slow", backend="rocm")
