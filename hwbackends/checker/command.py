@@ -103,7 +103,9 @@ def _run(trees: list[str], options: dict[str, Any]) -> int:
     if options["update_baseline"] and not baseline_path:
         raise ValueError("--update-baseline wants --baseline FILE")
     baseline: Counter[str] = suppress.read_baseline(baseline_path) if baseline_path else Counter()
-    outcome = engine.run(trees, _engine_options(options, config))
+    wanted = _engine_options(options, config)
+    selection = selection._replace(against=frozenset(wanted.contract or {"drift"}))
+    outcome = engine.run(trees, wanted)
     if options["update_baseline"]:
         shown = suppress.apply(outcome.findings, selection, outcome.ignores, Counter())
         suppress.write_baseline(baseline_path, shown.findings)

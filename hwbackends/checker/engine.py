@@ -184,6 +184,7 @@ class _Reader:
 
     def facts(self, sources: list[tuple[str, bytes]], problems: list[Problem]) -> list[tuple[str, FileFacts]]:
         digests = dict(sources)
+        loaded: dict[str, FileFacts] = {}
         self.known |= self.store.facts((digest for _, digest in sources if digest not in self.known), self.tops)
         todo = [path for path, digest in sources if digest not in self.known and digest not in self.fresh]
         for number, (path, result) in enumerate(_parse_all(todo, self.tops, self.jobs)):
@@ -193,8 +194,12 @@ class _Reader:
             else:
                 self.parsed += 1
                 self.fresh[digests[path]] = result
+                loaded[path] = model.load(result.data)  # while the workers read on
         found = []
         for path, digest in sources:
+            if path in loaded:
+                found.append((path, loaded[path]))
+                continue
             data = self.fresh[digest].data if digest in self.fresh else self.known.get(digest)
             if data is not None:
                 found.append((path, model.load(data)))

@@ -12,7 +12,7 @@ from typing import Any
 from . import keywords
 from .model import DISPLAY, Assignment, Expr, FileFacts, Guard, Scope, Signature
 
-_IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
+_IGNORE = re.compile(rb"#\s*hwbackends:\s*ignore(?:\[([A-Za-z0-9_.:,\s-]*)\])?")
 _GENERATED = re.compile(rb"(?i)\bgenerated\b[^.]{0,80}?\bfrom\b[\s#*'\"`:<]*([\w./\\-]+\.py)\b")
 _HEAD = 4096
 _TYPE_ERRORS = frozenset({"TypeError", "Exception", "BaseException"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import NamedTuple
 
 from . import files
 from .findings import Finding, Place
-from .model import Problem
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -28,7 +28,8 @@ class Fixes:
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.count = 0
-        self._trees: dict[str, tuple[bytes, ast.Module] | None] = {}
+        self._sources: dict[str, bytes | None] = {}
+        self._functions: dict[tuple[str, int], _Function | None] = {}
         self._edits: dict[str, list[Edit]] = defaultdict(list)
         wanted: dict[Place, dict[str, str]] = defaultdict(dict)
         for finding in findings:
@@ -54,7 +55,7 @@ class Fixes:
             read = self._read(path)
             if read is None:
                 continue
-            source = new = read[0]
+            source = new = read
             for offset, text in sorted(edits, reverse=True):
                 new = new[:offset] + text + new[offset:]
             yield path, source, new
@@ -82,8 +83,8 @@ class Fixes:
         return {name: found[name] for name in finding.missing} if all(n in found for n in finding.missing) else {}
 
     def _edit(self, place: Place, names: dict[str, str]) -> Edit | None:
-        function, read = self._function(place), self._read(place.file)
-        if function is None or read is None or function.args.posonlyargs:
+        function, source = self._function(place), self._read(place.file)
+        if function is None or source is None or function.args.posonlyargs:
             return None
         arguments = function.args
         last = _last(arguments)
@@ -91,24 +92,58 @@ class Fixes:
         if last is None or taken & set(names):
             return None
         own_line = last.lineno > function.lineno
-        separator = b",\n" + _indentation(read[0], last.lineno) if own_line else b", "
+        separator = b",\n" + _indentation(source, last.lineno) if own_line else b", "
         text = b"".join(separator + f"{name}={default}".encode() for name, default in names.items())
-        return Edit(_offset(read[0], last.end_lineno or 1, last.end_col_offset or 0), text)
+        return Edit(_offset(source, last.end_lineno or 1, last.end_col_offset or 0), text)
 
     def _function(self, place: Place) -> _Function | None:
-        read = self._read(place.file)
-        for node in ast.walk(read[1]) if read is not None else ():
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno == place.line:
-                return node
-        return None
+        key = (place.file, place.line)
+        if key not in self._functions:
+            source = self._read(place.file)
+            self._functions[key] = _head_at(source, place.line) if source is not None else None
+        return self._functions[key]
 
-    def _read(self, path: str) -> tuple[bytes, ast.Module] | None:
-        if path not in self._trees:
+    def _read(self, path: str) -> bytes | None:
+        if path not in self._sources:
             source = files.read(path)
-            tree = files.parse(path, source) if not isinstance(source, Problem) else source
-            known = isinstance(source, bytes) and isinstance(tree, ast.Module)
-            self._trees[path] = (source, tree) if known else None  # type: ignore[assignment]
-        return self._trees[path]
+            self._sources[path] = source if isinstance(source, bytes) else None
+        return self._sources[path]
+
+
+def _head_at(source: bytes, line: int) -> _Function | None:
+    """The definition on a line, with the lines and columns of its file: only its head is parsed, with an empty body.
+
+    None where the file is not UTF-8: columns would not be bytes there.
+    """
+    lines = source.splitlines(keepends=True)[line - 1 :]
+    try:
+        head = "".join(_head(text.decode("utf-8") for text in lines))
+        # A block around it keeps its columns where it is indented.
+        tree = ast.parse(("if 1:\n" if head[:1] in (" ", "\t") else "\n") + head + " pass")
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError):
+        return None
+    found = next((n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
+    if found is not None:
+        ast.increment_lineno(found, line - found.lineno)
+    return found
+
+
+def _head(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a definition up to the colon behind its parameters and its return type."""
+    read: list[str] = []
+
+    def readline() -> str:
+        read.append(next(lines, ""))
+        return read[-1]
+
+    depth = 0
+    for token in tokenize.generate_tokens(readline):
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+            if token.string == ":" and not depth:
+                yield from read[: token.end[0] - 1]
+                yield read[token.end[0] - 1][: token.end[1]]
+                return
 
 
 def _constants(arguments: ast.arguments) -> dict[str, str]:

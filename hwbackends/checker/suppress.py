@@ -27,6 +27,7 @@ class Selection(NamedTuple):
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     confidence: str = "medium"
+    against: frozenset[str] = frozenset({"drift"})  # the contracts that the tree is held to, or "drift"
 
     def rules(self) -> frozenset[str]:
         chosen = expand(self.select) if self.select else frozenset(r for r, rule in RULES.items() if rule.default)
@@ -50,7 +51,7 @@ def apply(
     baseline: Counter[str],
 ) -> Shown:
     """Filter findings, in this order: rules, confidence, inline comments, baseline."""
-    rules = selection.rules()
+    rules, ignores = selection.rules(), _meant(ignores, selection.against)
     wanted = [f for f in findings if f.rule in rules or f.rule == INTERNAL]
     enough = LEVELS.index(selection.confidence)
     sure = [f for f in wanted if LEVELS.index(f.confidence) >= enough]
@@ -65,6 +66,26 @@ def apply(
             fresh.append(finding)
     counts = len(wanted) - len(sure), len(sure) - len(unignored), len(unignored) - len(fresh)
     return Shown(fresh, *counts, unused(findings, ignores))
+
+
+def _meant(
+    ignores: dict[str, dict[int, tuple[str, ...]]], against: frozenset[str]
+) -> dict[str, dict[int, tuple[str, ...]]]:
+    """The comments that speak of this run: ``ignore[sglang:HWB106]`` is for trees that are held to that contract.
+
+    What another contract needs is neither obeyed here nor called unused.
+    """
+    found: dict[str, dict[int, tuple[str, ...]]] = {}
+    for file, lines in ignores.items():
+        for line, names in lines.items():
+            kept = []
+            for name in names:
+                scope, _, rule = name.rpartition(":")
+                if not scope or scope.strip() in against:
+                    kept.append(rule.strip())
+            if any(not name.startswith("^") for name in kept) or all(name.startswith("^") for name in names):
+                found.setdefault(file, {})[line] = tuple(kept)
+    return found
 
 
 def _ignored(finding: Finding, ignores: dict[str, dict[int, tuple[str, ...]]]) -> bool:

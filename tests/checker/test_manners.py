@@ -29,6 +29,8 @@ class Backend:
 """
 LACKING = "from base import Backend\nclass Npu(Backend):\n    def commit(self, steps):\n        return steps\n"
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(check, [*arguments, "--no-cache", "--jobs", "1"])
@@ -187,6 +189,47 @@ def test_an_ignore_that_matches_nothing_is_named(tmp_path: Path) -> None:
     assert "a.py:2" not in result.stdout
     summary = json.loads(run(str(tmp_path), "--drift", "--format", "json").stdout)["summary"]
     assert summary["unused_ignores"] == [{"file": str(tmp_path / "a.py"), "line": 1}]
+
+
+def test_an_ignore_for_one_contract_is_obeyed_there_and_not_called_unused_elsewhere(tmp_path: Path) -> None:
+    source = "def f(a): return a\nf(1, b=2)  # hwbackends: ignore[{}]\n"
+    (tmp_path / "a.py").write_text(source.format("sglang:HWB105"))
+    elsewhere = run(str(tmp_path), "--drift")
+    assert "HWB105" in elsewhere.stdout
+    assert "matches nothing" not in elsewhere.stdout
+    (tmp_path / "a.py").write_text(source.format("sglang:HWB101, drift:HWB105"))
+    assert "0 findings" in run(str(tmp_path), "--drift").stdout
+    (tmp_path / "a.py").write_text("def f(a): return a  # hwbackends: ignore[drift:HWB105]\n")
+    assert "a.py:1: this ignore of HWB105 matches nothing" in run(str(tmp_path), "--drift").stdout
+
+
+def test_an_ignore_that_our_own_contract_does_not_need_is_the_sglang_contracts() -> None:
+    steps = str(ROOT / "hwbackends/engines/sglang/steps.py")
+    for options in ([], ["--contract", str(ROOT / "contracts/engines/sglang.yaml")]):
+        result = run(steps, *options)
+        assert result.exit_code == 0, result.stdout
+        assert "matches nothing" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("head", "fixed"),
+    [
+        ("    def run(self, x): return x", "    def run(self, x, late=3): return x"),
+        ("    async def run(self, x: dict[str, int] = {1: 2}) -> int: return x",
+         "    async def run(self, x: dict[str, int] = {1: 2}, late=3) -> int: return x"),
+        ("    def run(\n  self, x='ä中',\n  y={':': 1},  # (\n    ): return x",
+         "    def run(\n  self, x='ä中',\n  y={':': 1},\n  late=3,  # (\n    ): return x"),
+        ("\tdef run(self, x, *a): return a", "\tdef run(self, x, *a, late=3): return a"),
+    ],
+)  # fmt: skip
+def test_a_patch_needs_only_the_head_of_a_definition(tmp_path: Path, head: str, fixed: str) -> None:
+    base = (
+        "class A:\n    def run(self, x=1, late=3): return x, late\n    def go(self): self.run(1, late=4)\nclass B(A):\n"
+    )
+    path = tmp_path / "a.py"
+    path.write_text(base + head + "\n", encoding="utf-8")
+    run(str(tmp_path), "--drift", "--fix")
+    assert path.read_text(encoding="utf-8") == base + fixed + "\n"
 
 
 # -- ways out ---------------------------------------------------------------------------------------------------------

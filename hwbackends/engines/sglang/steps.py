@@ -166,7 +166,7 @@ class Steps:
             settle(self._waiting, forward_batch)
             self._current.init_forward_metadata(self._waiting)
             self._waiting = None
-        return self._current.conv_state_metadata(layer_id)  # hwbackends: ignore[HWB106] the sidecar's, not SGLang's
+        return self._current.conv_state_metadata(layer_id)  # hwbackends: ignore[sglang:HWB106] ours
 
     def commit(
         self,
