@@ -14,7 +14,7 @@ from hwbackends.registry.origins import hook_origins
 BACKENDS = Path(__file__).parents[2] / "hwbackends"
 
 
-@pytest.mark.parametrize("name", ["plugin.py", "conv.py", "epilogue.py", "commit.py", "metadata.py"])
+@pytest.mark.parametrize("name", ["plugin.py", "conv.py", "epilogue.py", "commit.py", "metadata.py", "ssm.py"])
 def test_the_hooks_of_rocm_are_those_of_cuda_over_its_own_traits(name: str) -> None:
     ours, theirs = ((BACKENDS / backend / name).read_text(encoding="utf-8") for backend in ("rocm", "cuda"))
     assert ours == theirs.replace("cuda", "rocm")

@@ -14,7 +14,7 @@ from hwbackends.rocm.architectures import KNOWN, SHOWN  # noqa: E402
 
 PAGE, TABLE = ROOT / "docs" / "rocm.md", Path(__file__).with_name("registers.json")
 OWN = ("probe.py", "tuning.py", "traits.py", "architectures.py", "manifest.yaml", "__init__.py")
-TWINS = ("plugin.py", "conv.py", "epilogue.py", "commit.py", "metadata.py")
+TWINS = ("plugin.py", "conv.py", "epilogue.py", "commit.py", "metadata.py", "ssm.py")
 
 
 def registers() -> str:
