@@ -228,7 +228,7 @@ def test_a_patch_needs_only_the_head_of_a_definition(tmp_path: Path, head: str, 
     )
     path = tmp_path / "a.py"
     path.write_text(base + head + "\n", encoding="utf-8")
-    run(str(tmp_path), "--drift", "--fix")
+    run(str(tmp_path), "--drift", "--fix", "--confidence", "low")
     assert path.read_text(encoding="utf-8") == base + fixed + "\n"
 
 
