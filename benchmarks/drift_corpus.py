@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -47,12 +49,28 @@ def unpacked(requirement: str, folder: Path) -> Path:
     return partial.rename(target)
 
 
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """The end of a command; its output lies in files, and it ends with this process: nothing waits for a reader."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, text=True)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # the checker ends its workers
+                process.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), err.read())
+
+
 def findings(trees: list[Path], cache: Path) -> list[dict[str, Any]]:
     """What the command reports with default settings."""
     command = [sys.executable, "-m", "hwbackends.checker", *map(str, trees), "--drift", "--format", "json"]
-    result = subprocess.run([*command, "--cache-dir", str(cache)], capture_output=True, text=True, check=False)
-    if result.returncode == 2:
-        raise SystemExit(result.stderr)
+    result = finished([*command, "--cache-dir", str(cache)])
+    if result.returncode not in (0, 1, 3):
+        raise SystemExit(result.stderr or f"the checker ended with {result.returncode}")
     found: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
     if result.returncode == 3:
         raise SystemExit("\n".join(f["message"] for f in found if f["rule"] == "HWB202"))

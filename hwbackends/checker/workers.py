@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +25,7 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     Ctrl-C is the parent's business: it ends the workers, which would each print a traceback of their own.
     """
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts)
+    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(os.getpid(),))
     try:
         yield executor
     except BaseException:
@@ -33,5 +36,13 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     executor.shutdown()
 
 
-def _leave_interrupts() -> None:
+def _start(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A parent that was killed can end nobody; without it a worker would wait for work forever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

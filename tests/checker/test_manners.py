@@ -232,6 +232,23 @@ def test_a_patch_needs_only_the_head_of_a_definition(tmp_path: Path, head: str, 
     assert path.read_text(encoding="utf-8") == base + fixed + "\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_check_leaves_no_worker_behind() -> None:
+    source = (
+        "import os, signal, time\nfrom hwbackends.checker import workers\n"
+        "with workers.pool(1) as pool:\n    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 60)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = Path("/proc") / process.stdout.readline().strip()
+        process.wait()
+    until = time.monotonic() + 20
+    while worker.exists() and (worker / "stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < until, "the worker still waits for work"
+        time.sleep(0.1)
+
+
 # -- ways out ---------------------------------------------------------------------------------------------------------
 
 
