@@ -13,6 +13,7 @@ from hwbackends.ssm import checks as ssm_checks
 from hwbackends.step import checks, device_checks
 from hwbackends.step.rulebook import RULES, Rule
 
+checks.with_families()
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
 GROUPS = {
     "the prepare hooks": checks.PREPARE,

@@ -143,12 +143,12 @@ def slots(hook: str, pool: StatePool, families: tuple[str, ...] = (), **indices:
     hold(plain(hook), SimpleNamespace(hook=hook, pool=pool, families=families, **indices))
 
 
-def _with_families() -> None:
+def with_families() -> None:
     """Import the checks of every family that has some, so that their rules are declared."""
     for family in installed():
-        name = f"hwbackends.{family}.checks"
-        if find_spec(f"hwbackends.{family}") is not None and find_spec(name) is not None:
-            importlib.import_module(name)
+        for name in (f"hwbackends.{family}.checks", f"hwbackends.{family}.device_checks"):
+            if find_spec(f"hwbackends.{family}") is not None and find_spec(name) is not None:
+                importlib.import_module(name)
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def checked(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """
     from hwbackends.step import device_checks
 
-    _with_families()
+    with_families()
     deep = device_checks.rules(hook)
     if not deep:
         return function

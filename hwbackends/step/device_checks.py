@@ -41,16 +41,16 @@ def _live(batch: StepBatch, pool: StatePool) -> list[int]:
     return [b for b in range(max(0, count)) if requests[b] >= 0 and accepted[b] >= 0]
 
 
-def _slots(hook: str, parameter: str, pool: StatePool, requests: Sequence[int]) -> list[int]:
+def slots(hook: str, parameter: str, pool: StatePool, requests: Sequence[int]) -> list[int]:
     """Physical slots of request rows that are not negative."""
     wrong = [row for row in requests if row >= pool.request_rows]
     if wrong:
         raise SlotError(hook, parameter, f"request row {wrong[0]}", f"below {pool.request_rows}, the map's rows")
     mapping = pool.mamba_index_mapping.tolist()
-    return _physical(hook, parameter, pool, [mapping[row] for row in requests])
+    return physical(hook, parameter, pool, [mapping[row] for row in requests])
 
 
-def _physical(hook: str, parameter: str, pool: StatePool, given: Sequence[int]) -> list[int]:
+def physical(hook: str, parameter: str, pool: StatePool, given: Sequence[int]) -> list[int]:
     if pool.mamba_v2p_table is None:
         return list(given)
     table = pool.mamba_v2p_table.tolist()
@@ -60,13 +60,13 @@ def _physical(hook: str, parameter: str, pool: StatePool, given: Sequence[int]) 
     return [table[slot] if slot > 0 else 0 for slot in given]
 
 
-def _below(hook: str, parameter: str, given: Iterable[int], count: int, what: str = "the pool's slots") -> None:
+def below(hook: str, parameter: str, given: Iterable[int], count: int, what: str = "the pool's slots") -> None:
     wrong = [slot for slot in given if slot >= count]
     if wrong:
         raise SlotError(hook, parameter, f"slot {wrong[0]}", f"below {count}, {what}")
 
 
-def _once(hook: str, parameter: str, given: Sequence[int], what: str = "slot") -> None:
+def once(hook: str, parameter: str, given: Sequence[int], what: str = "slot") -> None:
     seen: set[int] = set()
     for value in given:
         if value in seen:
@@ -79,18 +79,18 @@ def _ints(value: Tensor | None, count: int, default: int) -> list[int]:
     return [default] * count if value is None else value.tolist()
 
 
-def _between(hook: str, parameter: str, given: Iterable[int], low: int, high: int, what: str) -> None:
+def between(hook: str, parameter: str, given: Iterable[int], low: int, high: int, what: str) -> None:
     wrong = [value for value in given if not low <= value <= high]
     if wrong:
         raise ArgumentError(hook, parameter, wrong[0], f"{low}..{high}, {what}")
 
 
-def _apart(hook: str, writes: Sequence[tuple[int, int]], tracks: Sequence[tuple[int, int]],
+def apart(hook: str, writes: Sequence[tuple[int, int]], tracks: Sequence[tuple[int, int]],
            sources: Sequence[tuple[int, int]], names: tuple[str, str]) -> None:  # fmt: skip
     """Hold (row, slot) pairs of one step: a slot that one row writes is written by no other and read by no other."""
     owner = {slot: row for row, slot in writes}
     track_name, source_name = names
-    _once(hook, track_name, [slot for _, slot in tracks], "track slot")
+    once(hook, track_name, [slot for _, slot in tracks], "track slot")
     taken = [slot for _, slot in tracks if slot in owner]
     if taken:
         got = f"slot {taken[0]}, which the step writes for a request"
@@ -112,7 +112,7 @@ def _batch_slots(call: Call) -> tuple[list[int], list[int]]:
     rows = _live(batch, pool)
     requests = batch.req_pool_indices.tolist()
     if batch.cache_indices is None:
-        found = _slots(call.hook, "batch.req_pool_indices", pool, [requests[b] for b in rows])
+        found = slots(call.hook, "batch.req_pool_indices", pool, [requests[b] for b in rows])
     else:
         given = batch.cache_indices.tolist()
         found = [given[b] for b in rows]
@@ -129,7 +129,7 @@ def _second(call: Call, name: str, rows: Sequence[int]) -> list[tuple[int, int]]
     kept = [(b, given[b]) for b in rows if given[b] > 0]
     if call.batch.cache_indices is not None:
         return kept
-    found = _physical(call.hook, f"batch.{name}", call.pool, [slot for _, slot in kept])
+    found = physical(call.hook, f"batch.{name}", call.pool, [slot for _, slot in kept])
     return [(b, slot) for (b, _), slot in zip(kept, found, strict=True)]
 
 
@@ -160,13 +160,13 @@ def _slots_of_a_batch(call: Call) -> None:
     """Request rows, virtual slots and slots of live rows exist, and no slot stands in two live rows."""
     rows, found = _batch_slots(call)
     name = "batch.req_pool_indices" if call.batch.cache_indices is None else "batch.cache_indices"
-    _below(call.hook, name, found, call.pool.num_slots)
-    _once(call.hook, name, found)
+    below(call.hook, name, found, call.pool.num_slots)
+    once(call.hook, name, found)
     if call.batch.cache_indices is not None and call.pool.draft_rows:
         requests = call.batch.req_pool_indices.tolist()
         named = [requests[b] for b in rows]
-        _below(call.hook, "batch.req_pool_indices", named, call.pool.request_rows, "the map's rows")
-        _once(call.hook, "batch.req_pool_indices", named, "request row")
+        below(call.hook, "batch.req_pool_indices", named, call.pool.request_rows, "the map's rows")
+        once(call.hook, "batch.req_pool_indices", named, "request row")
 
 
 @rule(PREPARE, "CS-CONV-07", reads=True)
@@ -177,12 +177,12 @@ def _other_slots_of_a_batch(call: Call) -> None:
     tracks = _second(call, "mamba_track_indices", _tracking(call, rows))
     sources = [(b, s) for b, s in _second(call, "source_indices", rows) if own[b] != s]
     for name, pairs in (("mamba_track_indices", tracks), ("source_indices", sources)):
-        _below(call.hook, f"batch.{name}", [slot for _, slot in pairs], call.pool.num_slots)
+        below(call.hook, f"batch.{name}", [slot for _, slot in pairs], call.pool.num_slots)
     lengths = _ints(call.batch.extend_seq_lens, call.batch.padded_reqs, 1)
     extend = call.batch.forward_mode is ForwardMode.EXTEND
     writes = [(b, slot) for b, slot in own.items() if not extend or lengths[b] > 0]
     positive = [(b, slot) for b, slot in tracks if slot > 0]
-    _apart(call.hook, writes, positive, sources, ("batch.mamba_track_indices", "batch.source_indices"))
+    apart(call.hook, writes, positive, sources, ("batch.mamba_track_indices", "batch.source_indices"))
 
 
 @rule(("prepare_extend_metadata",), "CS-PREP-EXT-01", reads=True)
@@ -193,7 +193,7 @@ def _lengths_of_an_extend(call: Call) -> None:
     if batch.num_reqs_device is not None:
         count = min(count, int(batch.num_reqs_device.item()))
     lengths = batch.extend_seq_lens.tolist()[: max(0, count)]
-    _between(call.hook, "batch.extend_seq_lens", lengths, 0, LAST_POSITION, "tokens of a request")
+    between(call.hook, "batch.extend_seq_lens", lengths, 0, LAST_POSITION, "tokens of a request")
     if sum(lengths) > batch.num_tokens:
         wanted = f"at most {batch.num_tokens}, the step's num_tokens"
         raise ArgumentError(call.hook, "batch.extend_seq_lens", f"{sum(lengths)} tokens", wanted)
@@ -204,7 +204,7 @@ def _positions_of_a_batch(call: Call) -> None:
     """The computed lengths of live rows are not negative and at most `LAST_POSITION`."""
     rows, _ = _batch_slots(call)
     name, computed = _computed(call.batch)
-    _between(call.hook, name, [computed[b] for b in rows], 0, LAST_POSITION, "tokens before the step")
+    between(call.hook, name, [computed[b] for b in rows], 0, LAST_POSITION, "tokens before the step")
 
 
 @rule(("prepare_draft_extend_metadata",), "CS-PREP-DEX-01", reads=True)
@@ -232,13 +232,13 @@ def _kept_tokens(call: Call) -> None:
         initial = [True] * batch.padded_reqs
     most = pool.rows - (pool.width - 1) + 1
     given = [kept[b] for b in rows if initial[b]]
-    _between(call.hook, "batch.num_accepted_tokens", given, 1, most, "tokens that the step before kept")
+    between(call.hook, "batch.num_accepted_tokens", given, 1, most, "tokens that the step before kept")
 
 
 # convs
 
 
-def _rows(metadata: StepMetadata) -> list[tuple[int, int]]:
+def live_rows(metadata: StepMetadata) -> list[tuple[int, int]]:
     """(row, slot) of the live rows of metadata."""
     accepted = [0] * metadata.num_reqs
     if metadata.forward_mode is ForwardMode.DRAFT_EXTEND:
@@ -248,21 +248,21 @@ def _rows(metadata: StepMetadata) -> list[tuple[int, int]]:
 
 
 @rule(CONV, "CS-CONV-07", reads=True)
-def _slots_of_the_metadata(call: Call) -> None:
+def slots_of_the_metadata(call: Call) -> None:
     """Slots of live rows exist and stand in one row each; an idle step has none."""
-    rows = _rows(call.metadata)
-    _below(call.hook, "metadata.cache_indices", [slot for _, slot in rows], call.state.slots, "the state's slots")
-    _once(call.hook, "metadata.cache_indices", [slot for _, slot in rows])
+    rows = live_rows(call.metadata)
+    below(call.hook, "metadata.cache_indices", [slot for _, slot in rows], call.state.slots, "the state's slots")
+    once(call.hook, "metadata.cache_indices", [slot for _, slot in rows])
     if rows and call.metadata.forward_mode is ForwardMode.IDLE:
         raise ArgumentError(call.hook, "metadata.cache_indices", f"slot {rows[0][1]} in IDLE", "no live row")
 
 
 @rule(CONV, "CS-CONV-07", reads=True)
-def _other_slots_of_the_metadata(call: Call) -> None:
+def other_slots_of_the_metadata(call: Call) -> None:
     """Source and track slots exist; sources differ from the row's slot in extend alone; no slot that a row writes is
     another's track slot or source."""
     metadata, hook = call.metadata, call.hook
-    own = dict(_rows(metadata))
+    own = dict(live_rows(metadata))
     given = metadata.source_indices.tolist()
     sources = [(b, given[b]) for b in own if given[b] > 0 and given[b] != own[b]]
     if sources and metadata.forward_mode is not ForwardMode.EXTEND:
@@ -273,15 +273,15 @@ def _other_slots_of_the_metadata(call: Call) -> None:
         goals, counts = metadata.mamba_track_indices.tolist(), metadata.mamba_track_tokens.tolist()
         tracks = [(b, goals[b]) for b in own if goals[b] > 0 and counts[b] >= 0]
     for name, pairs in (("source_indices", sources), ("mamba_track_indices", tracks)):
-        _below(hook, f"metadata.{name}", [slot for _, slot in pairs], call.state.slots, "the state's slots")
+        below(hook, f"metadata.{name}", [slot for _, slot in pairs], call.state.slots, "the state's slots")
     starts = metadata.query_start_loc.tolist()
     extend = metadata.forward_mode is ForwardMode.EXTEND
     writes = [(b, slot) for b, slot in own.items() if not extend or starts[b + 1] > starts[b]]
-    _apart(hook, writes, tracks, sources, ("metadata.mamba_track_indices", "metadata.source_indices"))
+    apart(hook, writes, tracks, sources, ("metadata.mamba_track_indices", "metadata.source_indices"))
 
 
 @rule(CONV, "CS-PREP-EXT-01", reads=True)
-def _offsets_of_the_metadata(call: Call) -> None:
+def offsets_of_the_metadata(call: Call) -> None:
     """`query_start_loc` begins with 0, never falls and ends at or before `num_tokens`; outside of extend and idle it
     counts the phase's tokens per request. `seq_idx` of an extend names the request of each token."""
     metadata = call.metadata
@@ -302,15 +302,15 @@ def _offsets_of_the_metadata(call: Call) -> None:
 
 
 @rule(CONV, "CS-PREP-06", reads=True)
-def _positions_of_the_metadata(call: Call) -> None:
+def positions_of_the_metadata(call: Call) -> None:
     """Computed lengths of live rows are not negative; on `lazy` the history lies inside of the slot."""
     metadata, state = call.metadata, call.state
-    rows = [b for b, _ in _rows(metadata)]
+    rows = [b for b, _ in live_rows(metadata)]
     lengths = metadata.computed_lens.tolist()
-    _between(call.hook, "metadata.computed_lens", [lengths[b] for b in rows], 0, LAST_POSITION, "tokens before it")
+    between(call.hook, "metadata.computed_lens", [lengths[b] for b in rows], 0, LAST_POSITION, "tokens before it")
     if state.layout == "lazy":
         offsets, most = metadata.history_offset.tolist(), state.rows - state.history
-        _between(call.hook, "metadata.history_offset", [offsets[b] for b in rows], 0, most, "rows of the slot")
+        between(call.hook, "metadata.history_offset", [offsets[b] for b in rows], 0, most, "rows of the slot")
 
 
 @rule(VERIFY, "CS-VERIFY-03", reads=True)
@@ -319,13 +319,13 @@ def _draft_rows_of_a_verify(call: Call) -> None:
     if call.state.draft_rows is None:
         return
     given = call.metadata.draft_indices.tolist()
-    rows = [given[b] for b, _ in _rows(call.metadata) if given[b] >= 0]
-    _below(call.hook, "metadata.draft_indices", rows, call.state.draft_rows.shape[0], "the state's draft rows")
-    _once(call.hook, "metadata.draft_indices", rows, "draft row")
+    rows = [given[b] for b, _ in live_rows(call.metadata) if given[b] >= 0]
+    below(call.hook, "metadata.draft_indices", rows, call.state.draft_rows.shape[0], "the state's draft rows")
+    once(call.hook, "metadata.draft_indices", rows, "draft row")
 
 
 @rule(("conv_draft_extend",), "CS-DRAFT-01", reads=True)
-def _accepted_drafts_of_the_metadata(call: Call) -> None:
+def accepted_drafts_of_the_metadata(call: Call) -> None:
     """`num_accept_tokens` of the metadata is at most `draft_token_num`."""
     drafts = call.metadata.draft_token_num
     beyond = [value for value in call.metadata.num_accept_tokens.tolist() if value > drafts]
@@ -334,13 +334,13 @@ def _accepted_drafts_of_the_metadata(call: Call) -> None:
 
 
 @rule(tuple(hook for hook in CONV if hook not in VERIFY), "CS-EXTEND-04", reads=True)
-def _track_windows(call: Call) -> None:
+def track_windows(call: Call) -> None:
     """`mamba_track_tokens` is at most the tokens of its request."""
     metadata = call.metadata
     if not metadata.tracks:
         return
     counts, starts = metadata.mamba_track_tokens.tolist(), metadata.query_start_loc.tolist()
-    beyond = [counts[b] for b, _ in _rows(metadata) if counts[b] > starts[b + 1] - starts[b]]
+    beyond = [counts[b] for b, _ in live_rows(metadata) if counts[b] > starts[b + 1] - starts[b]]
     if beyond:
         raise ArgumentError(call.hook, "metadata.mamba_track_tokens", beyond[0], "at most the request's tokens")
 
@@ -348,20 +348,20 @@ def _track_windows(call: Call) -> None:
 # commit, clear, copy
 
 
-def _committed(call: Call) -> list[tuple[int, int]]:
+def committed(call: Call) -> list[tuple[int, int]]:
     """(row, slot) of the rows of a commit that are not padded."""
     requests = call.req_pool_indices.tolist()
     rows = [b for b, request in enumerate(requests) if request >= 0]
-    found = _slots(COMMIT, "req_pool_indices", call.pool, [requests[b] for b in rows])
+    found = slots(COMMIT, "req_pool_indices", call.pool, [requests[b] for b in rows])
     return [(b, slot) for b, slot in zip(rows, found, strict=True) if slot > 0]
 
 
 @rule((COMMIT,), "CS-COMMIT-07", reads=True)
 def _slots_of_a_commit(call: Call) -> None:
     """Request rows, virtual slots and slots exist, and no slot stands in two rows."""
-    found = [slot for _, slot in _committed(call)]
-    _below(COMMIT, "req_pool_indices", found, call.pool.num_slots)
-    _once(COMMIT, "req_pool_indices", found)
+    found = [slot for _, slot in committed(call)]
+    below(COMMIT, "req_pool_indices", found, call.pool.num_slots)
+    once(COMMIT, "req_pool_indices", found)
 
 
 @rule((COMMIT,), "CS-COMMIT-01", reads=True)
@@ -370,7 +370,7 @@ def _accepted_steps(call: Call) -> None:
     drafts = max(1, call.pool.draft_token_num)
     for name in ("last_correct_step_indices", "mamba_steps_to_track"):
         steps = _ints(getattr(call, name), call.req_pool_indices.shape[0], -1)
-        beyond = [steps[b] for b, _ in _committed(call) if steps[b] >= drafts]
+        beyond = [steps[b] for b, _ in committed(call) if steps[b] >= drafts]
         if beyond:
             raise ArgumentError(COMMIT, name, beyond[0], f"below {drafts}, the drafts of a verify step")
 
@@ -381,16 +381,16 @@ def _track_slots_of_a_commit(call: Call) -> None:
     negative."""
     if call.mamba_track_indices is None:
         return
-    rows = _committed(call)
+    rows = committed(call)
     steps, given = call.mamba_steps_to_track.tolist(), call.mamba_track_indices.tolist()
     kept = [b for b, _ in rows if steps[b] >= 0 and given[b] > 0]
-    found = _physical(COMMIT, "mamba_track_indices", call.pool, [given[b] for b in kept])
-    _below(COMMIT, "mamba_track_indices", found, call.pool.num_slots)
+    found = physical(COMMIT, "mamba_track_indices", call.pool, [given[b] for b in kept])
+    below(COMMIT, "mamba_track_indices", found, call.pool.num_slots)
     tracks = [(b, slot) for b, slot in zip(kept, found, strict=True) if slot > 0]
-    _apart(COMMIT, rows, tracks, [], ("mamba_track_indices", ""))
+    apart(COMMIT, rows, tracks, [], ("mamba_track_indices", ""))
     if call.pool.needs_positions:
         lengths = call.computed_lens.tolist()
-        _between(COMMIT, "computed_lens", [lengths[b] for b in kept], 0, LAST_POSITION, "tokens before the verify")
+        between(COMMIT, "computed_lens", [lengths[b] for b in kept], 0, LAST_POSITION, "tokens before the verify")
 
 
 @rule((COMMIT,), "CS-COMMIT-03", reads=True)
@@ -398,21 +398,21 @@ def _draft_rows_of_a_commit(call: Call) -> None:
     """Draft rows of live rows, given or the request rows, exist in `draft_rows` and in `intermediate_ssm`."""
     pool = call.pool
     given = (call.req_pool_indices if call.draft_indices is None else call.draft_indices).tolist()
-    rows = [given[b] for b, _ in _committed(call)]
+    rows = [given[b] for b, _ in committed(call)]
     saved = pool.draft_storages()[0].shape[1] if pool.draft_rows else None
     middle = None if pool.intermediate_ssm is None else pool.intermediate_ssm.shape[1]
     name = "req_pool_indices" if call.draft_indices is None else "draft_indices"
     for count, what in ((saved, "the pool's draft rows"), (middle, "the rows of intermediate_ssm")):
         if count is not None:
-            _below(COMMIT, name, rows, count, what)
+            below(COMMIT, name, rows, count, what)
 
 
 @rule(("clear_slots",), "CS-CLEAR-01", reads=True)
 def _slots_to_clear(call: Call) -> None:
     """Slots exist and are named once."""
     found = [slot for slot in call.cache_indices.tolist() if slot > 0]
-    _below(call.hook, "cache_indices", found, call.pool.num_slots)
-    _once(call.hook, "cache_indices", found)
+    below(call.hook, "cache_indices", found, call.pool.num_slots)
+    once(call.hook, "cache_indices", found)
 
 
 @rule(("copy_slots",), "CS-COPY-01", reads=True)
@@ -420,10 +420,10 @@ def _slots_to_copy(call: Call) -> None:
     """Slots of pairs that are copied exist; a destination is named once and is no pair's source."""
     given = zip(call.source_indices.tolist(), call.destination_indices.tolist(), strict=True)
     pairs = [(source, destination) for source, destination in given if source > 0 and destination > 0]
-    _below(call.hook, "source_indices", [source for source, _ in pairs], call.pool.num_slots)
+    below(call.hook, "source_indices", [source for source, _ in pairs], call.pool.num_slots)
     found = [destination for _, destination in pairs]
-    _below(call.hook, "destination_indices", found, call.pool.num_slots)
-    _once(call.hook, "destination_indices", found)
+    below(call.hook, "destination_indices", found, call.pool.num_slots)
+    once(call.hook, "destination_indices", found)
     both = {source for source, _ in pairs} & set(found)
     if both:
         raise SlotError(call.hook, "destination_indices", sorted(both), "slots that are not also a source")
