@@ -11,6 +11,7 @@ from .infer import EITHER, Context, Inference, last_name, method_kind
 from .model import Call, Expr, Scope, Signature
 from .program import Ref, Value, Values
 from .typetests import Allows
+from .wrappers import Wrappers
 
 _RECORD_BASES = frozenset(
     {"object", "ABC", "Protocol", "Generic", "metaclass=ABCMeta", "NamedTuple", "Struct", "Exception", "Enum", "Module"}
@@ -115,6 +116,8 @@ class Dispatcher:
         self._changing: dict[Ref, bool] = {}
         self._unseen: dict[Ref, bool] = {}
         self._super_calls: set[tuple[Ref, str]] = set()
+        self._partly: dict[tuple[Ref, bool, str], str] = {}
+        self.wrappers = Wrappers(self.program)
 
     def note_super_call(self, function: Ref, name: str) -> None:
         """``function`` calls ``super().name``: what it overrides runs too."""
@@ -148,23 +151,27 @@ class Dispatcher:
         caller, allows = self.self_function(func[1], context), self.inference.tests.allows(func[1], context)
         held = self.inference.tests.allows(func, context)  # if isinstance(self.part, A): self.part(x)
         found: list[Candidate] = []
-        complete, untyped, opaque = bool(receivers), False, False
+        complete, untyped, opaque, unseen = bool(receivers), False, False, False
         for value in sorted(receivers, key=repr):
             part: list[Candidate] = []
             if value[0] == "U":
                 untyped = True
+            elif _of_another_package(value):
+                opaque = True
             elif value[0] in "IC":
                 part = self.family(value, func[2], caller, allows)
                 if held is not None:
                     part = [c for c in part if c.owner is None or held(c.owner)]
                 opaque = opaque or not part or self._partly_unknown(value, func[2])
+                beside = self._partly.get((value[1], value[2], value[0] + func[2]), "")
+                opaque, unseen = opaque or "X" in beside, unseen or bool(beside)
             elif value[0] in ("M", "super"):
                 values = self.inference.tests.narrowed(func, self.inference.attribute(value, func[2], context), context)
                 for item in sorted(values, key=repr):
                     part += self.callable(item)
             found += part
             complete = complete and (bool(part) or value == EITHER)
-        return Reach(_unique(found), complete, untyped and not found, opaque, EITHER in receivers)
+        return Reach(_unique(found), complete and not unseen, untyped and not found, opaque, EITHER in receivers)
 
     def _partly_unknown(self, receiver: Value, name: str) -> bool:
         """Whether an attribute that holds something to call may hold another thing that nobody can see into."""
@@ -216,6 +223,8 @@ class Dispatcher:
                     )
                     for c in self.callable(value, owner)
                 ]
+                if name == "__class__" and not receiver[2]:
+                    found = [c for c in found if not self._lacks_constructor(c)]
                 if name in ("forward", "__call__"):
                     found = [_dispatching(c, value, owners) for c in found]
         return found
@@ -252,6 +261,10 @@ class Dispatcher:
         for owner in owners:
             at = (receiver[0], owner, True)
             for value in self._callables_of(at, name):
+                if value[0] in "UXN":
+                    beside = self._partly.get((receiver[1], receiver[2], receiver[0] + name), "")
+                    self._partly[(receiver[1], receiver[2], receiver[0] + name)] = beside + value[0]
+                    continue
                 key = value[:2] if value[0] in "BF" else value
                 found.setdefault(key, (value, []))[1].append(owner)
         return list(found.values())
@@ -263,11 +276,13 @@ class Dispatcher:
             for member in members:
                 ref = (member.owner[0], member.binding[2][1])  # type: ignore[index]
                 if method_kind(self.program.scope(ref)) == "property":
-                    yield from (v for v in self.inference.returns(ref, receiver[1]) if v[0] in "FBPIC")
+                    yield from (v for v in self.inference.returns(ref, receiver[1]) if _may_be_called(v))
                 else:
                     yield from self.inference._method_value(ref, receiver)
         else:
-            yield from (v for v in self.inference.attribute(receiver, name) if v[0] in "FBPIC")
+            values = self.inference.attribute(receiver, name)
+            there = bool(members) or held  # of what is nowhere bound, nothing is known but that
+            yield from (v for v in values if v[0] in "FBPIC" or (there and _may_be_called(v)))
 
     def runs(self, owner: Ref, method: Ref) -> bool:
         """Whether instances of ``owner`` can run ``method`` (it is not overridden, or the override calls it)."""
@@ -355,10 +370,11 @@ class Dispatcher:
             return True
         is_call = decorator[0] == "c"
         values = self.inference.evaluate(decorator[1] if is_call else decorator, context)
-        if any(v[0] == "C" or (v[0] == "F" and not self._keeps(v[1], factory=is_call)) for v in values):
+        kept = {v: self._keeps(v[1], factory=is_call) for v in values if v[0] == "F"}
+        if any(v[0] == "C" for v in values) or False in kept.values():
             return False
         seen = bool(values) and all(
-            (v[0] == "F" and not self._hands_on_to_others(v[1]))
+            (v[0] == "F" and kept[v] and not self._hands_on_to_others(v[1]))
             or (v[0] == "X" and v[1].partition(".")[0] in _KEEPING_PACKAGES)
             for v in values
         )
@@ -372,8 +388,11 @@ class Dispatcher:
         context = self.inference.context(ref)
         return any(v[0] == "X" for expr in returned for v in self.inference.evaluate(expr, context))
 
-    def _keeps(self, ref: Ref, factory: bool) -> bool:
-        """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given."""
+    def _keeps(self, ref: Ref, factory: bool) -> bool | None:
+        """A decorator of the trees keeps a signature when what it returns takes anything, or is what it was given.
+
+        What takes anything must hand all of it on; None where it is not seen what it calls.
+        """
         scopes = self.program.files[ref[0]].facts.scopes
         inner = [s for s in scopes if s.parent == ref[1] and s.kind == "f"]
         signature = scopes[ref[1]].signature
@@ -387,7 +406,10 @@ class Dispatcher:
         own = [s for s in inner if s.name != "<lambda>"]
         if not own and any(v[0] in "IP" for v in self.inference.returns(ref, None)):
             return False  # an object that stands for the function, or a partial that waits for one
-        return bool(takes_all) or not own or (factory and len(own) == 1)
+        handed = {self.wrappers.hands_on(ref[0], number) for number, s in enumerate(scopes) if s in takes_all}
+        if False in handed:
+            return False
+        return (None not in handed) if takes_all else not own or (factory and len(own) == 1)
 
     # -- constructors -------------------------------------------------------------------------------------------
 
@@ -398,8 +420,14 @@ class Dispatcher:
                 c._replace(exact=value[2], declared=not value[2] and owner == value[1] and len(owners) > 1)
                 for owner in owners
                 for c in self._constructor(owner)
+                if value[2] or not self._lacks_constructor(c)
             ]
         )
+
+    def _lacks_constructor(self, candidate: Candidate) -> bool:
+        """Whether a class has none but that of ``object``: a mixin that constructs its class; its kin bring one."""
+        ref = candidate.ref
+        return ref == candidate.owner and self.program.scope(ref).kind == "c" and not self._generated.get(ref)
 
     def _constructor(self, owner: Ref) -> list[Candidate]:
         """What ``owner(...)`` runs: its own constructor, or those of the classes that its ``__new__`` makes."""
@@ -412,11 +440,13 @@ class Dispatcher:
             if member.binding[2] is not None and member.binding[2][0] == "F"
             for candidate in self._function((member.owner[0], member.binding[2][1]), 1, owner)
         ]
-        return chooser + [candidate for item in sorted(made) for candidate in self._own_constructor(item)]
+        # What comes back is initialized with the same arguments; its own __new__ was given others.
+        started = [candidate for item in sorted(made) for candidate in self._own_constructor(item)]
+        return chooser + [c for c in started if self.program.scope(c.ref).name == "__init__"]
 
     def _own_constructor(self, owner: Ref) -> list[Candidate]:
-        if self.program.is_enum(owner):
-            return []  # calling it looks a member up
+        if self.program.is_enum(owner) or self.program.is_interface(owner):
+            return []  # calling it looks a member up, or adapts what it is given
         if self._remade(owner):
             return []
         outside = set(self._all_external(owner)) - {"metaclass=ABCMeta"}
@@ -517,6 +547,15 @@ class Dispatcher:
         defaults = {name: "..." for name, (has_default, _) in order.items() if has_default}
         positional = tuple(name for name, (_, keyword) in order.items() if not keyword)
         return Signature((), positional, tuple(n for n, (_, k) in order.items() if k), defaults, None, None)
+
+
+def _may_be_called(value: Value) -> bool:
+    """What an attribute holds and a call can run; or of which nobody can say that it cannot."""
+    return value[0] in "FBPICUN" or _of_another_package(value)
+
+
+def _of_another_package(value: Value) -> bool:
+    return bool(value[0] == "X" and "." in value[1])
 
 
 def _prefix(prefix: Passed, npos: int, keywords: tuple[str, ...]) -> Passed:

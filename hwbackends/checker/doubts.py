@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from . import platforms
 from .bind import Passed, bind
 from .dispatch import Candidate, Dispatcher, Reach
-from .expressions import has_string, reads_attribute
+from .expressions import has_string, own_names, reads_attribute
 from .forwarding import Verdict
-from .infer import Context, last_name
+from .infer import Context, last_name, method_kind
 from .likeness import named
 from .model import Call, Expr
 from .origins import Origins
 from .reachability import Reachability
 from .versions import Versions
+
+# What a variable is called that holds a class, or makes an instance.
+_CLASS_NAME = re.compile(r"(?:^|_)(?:cls|klass|class|type|factory|ctor|constructor)$", re.I)
 
 
 class Doubts:
@@ -50,7 +55,9 @@ class Doubts:
             return True
         if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
             return True
-        if accepting and self.origins.picked_by_a_name(call, context):
+        if self.origins.picked_by_a_name(call, context) or (
+            accepting and (self.origins.made_of_what_is_asked(call, context) or self._set_together(call, context))
+        ):
             return True
         conditions = self.inference.chain(context.file, call.guard)
         if (accepting or call.perhaps) and self.origins.decided_together(call, context, conditions):
@@ -62,7 +69,9 @@ class Doubts:
         if accepting and self._asks_receiver(call, context, verdict.candidate.dispatched):
             return True
         if reach.untyped:
-            return self._hands_down(call, context, target) or self._strange(verdict, accepting)
+            return self._hands_down(call, context, target) or self._strange(verdict, accepting, reach, passed)
+        if self._of_a_class_in_hand(verdict, accepting, call) or self._never_called_here(verdict, call, context):
+            return True
         if self._lacks_only_its_receiver(verdict) or self._constructs(verdict, call, passed):
             return True  # declared as the class, and an instance is meant, or the other way around
         if not accepting and (reach.opaque or (not reach.complete and self._stands_in(target))):
@@ -80,7 +89,7 @@ class Doubts:
         if not hardware and self.program.scope((context.file, context.scope)).name == call.func[-1]:
             return True  # a wrapper hands on to what it holds, and holds only what takes that
         if self.program.scope(target.ref).name == "__init__" or self.program.scope(target.ref).kind == "c":
-            held = call.func[0] == "a" and self.overrides(target, accepting)  # a field for classes of one base
+            held = self._declared_field(call, context) and self.overrides(target, accepting)
             if not verdict.candidate.exact and not hardware and not held:
                 return True  # constructors of a family need not agree
             if held:
@@ -107,6 +116,14 @@ class Doubts:
                 return True
         return False
 
+    def _declared_field(self, call: Call, context: Context) -> bool:
+        """Whether what is called is an attribute that a class body annotates: a field for classes of one base."""
+        if call.func[0] != "a":
+            return False
+        receivers = self.inference.evaluate(call.func[1], context)
+        owners = {item for v in receivers if v[0] in "IC" for item in self.program.mro(v[1])}
+        return any(field[0] == call.func[2] for item in owners for field in self.program.scope(item).fields)
+
     def _lacks_only_its_receiver(self, verdict: Verdict) -> bool:
         target, missing = verdict.target, verdict.mismatch.missing
         method = self.program.files[target.ref[0]].facts.scopes[self.program.scope(target.ref).parent].kind == "c"
@@ -118,6 +135,8 @@ class Doubts:
         name, owner = self.program.scope(verdict.target.ref).name, verdict.candidate.owner
         if name not in ("forward", "__call__") or last_name(call.func) == name or verdict.candidate.exact or not owner:
             return False
+        if _CLASS_NAME.search(last_name(call.func)):
+            return True
         made = self.dispatcher.constructors(("C", owner, False))
         return any(not bind(c.signature, passed, c.skip).rejects and (passed.npos or passed.keywords) for c in made)
 
@@ -131,12 +150,58 @@ class Doubts:
             number = scopes[number].parent
         return bool(conditions) and not any(platforms.of_condition(test) for test in conditions)
 
-    def _strange(self, verdict: Verdict, accepting: tuple[Verdict, ...]) -> bool:
-        """Whether none of a definition's kin accepts what is passed, by name where names are passed."""
+    def _strange(self, verdict: Verdict, accepting: tuple[Verdict, ...], reach: Reach, passed: Passed) -> bool:
+        """Whether none of a definition's kin accepts what is passed, by name where names are passed.
+
+        Nor does it count where what they have in common rejects the call as well: then it is for those that accept.
+        """
         unknown = set(verdict.mismatch.unknown)
-        kin = [v.target for v in accepting if self.related(verdict.target, v.target)]
+        kin = [v.target for v in accepting if self._one_family(verdict.target, v.target)]
         knowing = (other for other in kin if not unknown or unknown & set(named(other.signature, other.skip)))
-        return bool(accepting) and not any(knowing)
+        if accepting and not any(knowing):
+            return True
+        above = {owner for v in accepting if v.target.owner for owner in self.program.mro(v.target.owner)[1:]}
+        common = (c for c in reach.candidates if c.owner in above)
+        return any(bind(c.signature, passed, c.skip).rejects for c in common)
+
+    def _one_family(self, left: Candidate, right: Candidate) -> bool:
+        """Whether a class that both derive from has the method: another base says nothing about its protocol."""
+        if left.owner is None or right.owner is None:
+            return left.owner is right.owner
+        shared = set(self.program.mro(left.owner)) & set(self.program.mro(right.owner))
+        name = self.program.scope(left.ref).name
+        return any(self.program.members(item, name) or item in (left.owner, right.owner) for item in shared)
+
+    def _of_a_class_in_hand(self, verdict: Verdict, accepting: tuple[Verdict, ...], call: Call) -> bool:
+        """Whether a method is called on a class that is not written by its name: its metaclass, or it, is another."""
+        target = verdict.target
+        parent = self.program.files[target.ref[0]].facts.scopes[self.program.scope(target.ref).parent]
+        direct = verdict.candidate.ref == target.ref
+        if accepting or not direct or parent.kind != "c" or target.skip or call.func[0] != "a":
+            return False
+        receiver = call.func[1]
+        written = receiver[0] in "na" and last_name(receiver).lstrip("_")[:1].isupper()
+        return method_kind(self.program.scope(target.ref)) == "method" and not written
+
+    def _never_called_here(self, verdict: Verdict, call: Call, context: Context) -> bool:
+        """Whether ``self.m()`` stands in a method that is only called in others, which this one's classes override."""
+        caller = self.origins.method_of(context)
+        if caller is None or call.func[0] != "a" or verdict.candidate.owner is None:
+            return False
+        own = self.dispatcher.self_function(call.func[1], context) is not None
+        return own and self.reachability.no_caller_runs(verdict.candidate, caller)
+
+    def _set_together(self, call: Call, context: Context) -> bool:
+        """``if self.flag: self.kind().run()`` where subclasses set both ``flag`` and ``kind`` in their bodies."""
+        if context.owner is None or call.func[0] != "a":
+            return False
+        asked = {name for test, _ in self.inference.chain(context.file, call.guard) for name in own_names(test)}
+        used = {name for origin in self.origins.of(call.func[1], context) for name in own_names(origin.expr)}
+        used |= set(own_names(call.func[1]))
+        if not asked or not used - asked:
+            return False
+        bodies = [self.program.scope(item).bindings for item in self.program.descendants(context.owner)[1:]]
+        return any(not asked.isdisjoint(body) and not (used - asked).isdisjoint(body) for body in bodies)
 
     def _hands_down(self, call: Call, context: Context, target: Candidate) -> bool:
         """Whether a method calls its own name on its parts, which are not of its own kind."""

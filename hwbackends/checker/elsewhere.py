@@ -6,19 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from . import platforms
-from .dispatch import Candidate
+from .dispatch import Candidate, Dispatcher
 from .flags import Conditions, told
-from .infer import Context, Inference
+from .infer import Context
 from .model import Expr
-from .program import Program, Ref
+from .program import Ref
+
+_CALLERS = 2  # how far the callers of a caller are followed
 
 
 class Elsewhere:
     """Answers from the whole program; asked only about definitions that reject a call."""
 
-    def __init__(self, program: Program, inference: Inference) -> None:
-        self.program = program
-        self.inference = inference
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.program = dispatcher.program
+        self.inference = dispatcher.inference
+        self.runs = dispatcher.runs
         # Calls by attribute: file, scope, guard, and whether the receiver is self.
         self._calls: dict[str, list[tuple[int, int, int, bool]]] | None = None
 
@@ -57,6 +60,32 @@ class Elsewhere:
             platforms.can_meet(platform, self.inference.chain(file, guard)) for file, _, guard, _ in calls
         )
 
+    def called_by_none_of(self, owner: Ref, method: Ref, depth: int = 0) -> bool:
+        """Whether every call of a method is one on ``self``, in a method that a class overrides and never runs."""
+        if self._calls is None:
+            self._calls = self._indexed()
+        callers = set()
+        for file, number, _, on_self in self._calls.get(self.program.scope(method).name, ()):
+            caller = self._method_around((file, number)) if on_self else None
+            if caller is None:
+                return False
+            if caller != method and (caller[0], self.program.scope(caller).parent) in self.program.mro(owner):
+                callers.add(caller)
+        return bool(callers) and all(
+            not self.runs(owner, caller) or (depth < _CALLERS and self.called_by_none_of(owner, caller, depth + 1))
+            for caller in callers
+        )
+
+    def _method_around(self, place: Ref) -> Ref | None:
+        """The method that a place lies in."""
+        scopes = self.program.files[place[0]].facts.scopes
+        number = place[1]
+        while number >= 0:
+            if scopes[number].kind == "f" and scopes[scopes[number].parent].kind == "c":
+                return (place[0], number)
+            number = scopes[number].parent
+        return None
+
     def implied(self, conditions: Conditions, context: Context) -> tuple[tuple[Expr | None, bool], ...]:
         """What held where a name got its only value but None, for each name that is tested not to be None."""
         bindings = self.program.scope((context.file, context.scope)).bindings
@@ -80,5 +109,6 @@ class Elsewhere:
         for index, file in enumerate(self.program.files):
             for raw in file.facts.calls:
                 if raw[3][0] == "a":
-                    found[raw[3][2]].append((index, raw[1], raw[2], raw[3][1] == ("n", "self")))
+                    on_self = raw[3][1] == ("n", "self") or raw[3][1][:2] == ("c", ("n", "super"))
+                    found[raw[3][2]].append((index, raw[1], raw[2], on_self))
         return found

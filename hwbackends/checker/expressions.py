@@ -51,3 +51,27 @@ def _parts(test: Expr) -> Iterator[Expr]:
             yield item
         elif isinstance(item, tuple):
             yield from (part for part in item if isinstance(part, tuple) and part)
+
+
+def asks_code(test: Expr | None, func: Expr) -> bool:
+    """Whether a condition looks at what a callee takes: ``self.read.__code__.co_argcount > 2``."""
+    if not isinstance(test, tuple) or not test:
+        return False
+    if test[0] == "a" and test[2] in ("__code__", "__defaults__", "__kwdefaults__", "__signature__"):
+        return bool(test[1] == func or (test[1][0] == "a" and test[1][1] == func))
+    return any(asks_code(part, func) for part in test)
+
+
+def own_names(expr: Expr | None) -> Iterator[str]:
+    """The attributes of ``self`` in an expression."""
+    if expr is None:
+        return
+    if expr[0] == "a" and expr[1] == ("n", "self"):
+        yield str(expr[2])
+    for part in _parts(expr):
+        yield from own_names(part)
+
+
+def holds(expr: Expr | None, part: Expr) -> bool:
+    """Whether one expression is part of another."""
+    return expr is not None and (expr == part or any(holds(inner, part) for inner in _parts(expr)))

@@ -494,6 +494,8 @@ class Extractor:
         for handler in node.handlers:
             self.guard = saved
             self._opaque("try", node.lineno, False)
+            if "TypeError" in _caught(handler):
+                self._opaque("try-type", node.lineno, False)  # what is tried next is meant for other definitions
             if handler.type is not None:
                 self.walk(handler.type)
             if handler.name:
@@ -934,7 +936,7 @@ _DESCRIBE: dict[type, Callable[[Extractor, Any, int], Expr | None]] = {
     ast.NamedExpr: lambda ex, node, depth: ex.expr(node.value, depth),
     ast.Lambda: lambda ex, node, depth: ("F", ex._lambda_scope(node)),
     ast.BinOp: lambda ex, node, depth: (
-        ("|", ex.expr(node.left, depth), ex.expr(node.right, depth)) if isinstance(node.op, ast.BitOr) else None
+        ("|", ex.expr(node.left, depth), ex.expr(node.right, depth)) if _is_type(node) else None
     ),
     ast.UnaryOp: lambda ex, node, depth: (
         ("k", -node.operand.value)
@@ -943,6 +945,16 @@ _DESCRIBE: dict[type, Callable[[Extractor, Any, int], Expr | None]] = {
         else None
     ),
 }  # fmt: skip
+
+
+def _is_type(node: ast.expr) -> bool:
+    """What is written like a type, or like a union of them; ``a.x | a.y`` of two values is neither of the two."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.BitOr) and _is_type(node.left) and _is_type(node.right)
+    if isinstance(node, ast.Constant):
+        return node.value is None or isinstance(node.value, str)
+    name = _callee_name(node.value if isinstance(node, ast.Subscript) else node)
+    return name.lstrip("_")[:1].isupper() or name in _BUILTINS
 
 
 def _may_write_out(value: Expr | None) -> bool:

@@ -11,6 +11,9 @@ Conditions = Iterable[tuple[Expr | None, bool]]
 Key = tuple[str, ...]
 
 _OPPOSITE = {"IsNot": "Is", "NotEq": "Eq", "NotIn": "In"}
+_QUOTES = frozenset("'\"")
+# ``kind.lower() == "a"`` asks for ``kind``.
+_SAME_TEXT = frozenset({"lower", "upper", "strip"})
 _OPERATORS = frozenset({"Is", "Eq", "In", "Lt", "LtE", "Gt", "GtE"})
 
 
@@ -35,7 +38,11 @@ def contradict(left: Conditions, right: Conditions) -> bool:
     if not ours:
         return False
     theirs = _switches(right)
-    return any(_same(key, other) and holds != held for key, holds in ours.items() for other, held in theirs.items())
+    return any(
+        (_same(key, other) and holds != held) or (holds and held and _two_values(key, other))
+        for key, holds in ours.items()
+        for other, held in theirs.items()
+    )
 
 
 def switches(conditions: Conditions) -> set[Key]:
@@ -90,6 +97,8 @@ def _key(test: Expr) -> Key | None:
 def dotted(expr: Expr | None) -> Key:
     """``("config", "flag")`` of ``self.config._flag``; empty for what is no dotted name."""
     parts: list[str] = []
+    while expr is not None and expr[0] == "c" and not expr[2] and expr[1][0] == "a" and expr[1][2] in _SAME_TEXT:
+        expr = expr[1][1]
     while expr is not None and expr[0] == "a":
         parts.append(str(expr[2]).lstrip("_"))
         expr = expr[1]
@@ -104,6 +113,12 @@ def _literal(expr: Expr) -> str | None:
     if expr[0] in "sk":
         return repr(expr[1])
     return ".".join(dotted(expr)) or None
+
+
+def _two_values(left: Key, right: Key) -> bool:
+    """``kind == "a"`` and ``kind == "b"``."""
+    both = len(left) > 2 and len(right) > 2 and left[-2] == right[-2] == "Eq" and left[-1] != right[-1]
+    return both and left[-1][:1] in _QUOTES and right[-1][:1] in _QUOTES and _same(left[:-2], right[:-2])
 
 
 def _same(left: Key, right: Key) -> bool:

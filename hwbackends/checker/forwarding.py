@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .bind import Leftover, Mismatch, Passed, bind, leftover
 from .dispatch import Candidate, Dispatcher, Reach
-from .infer import Context
+from .infer import Context, names_in
 from .model import Call
 from .modules import Modules
 from .program import Ref
@@ -139,8 +139,9 @@ class Forwarding:
         """``if args: return g(*args)`` is not reached without any; ``if not args:`` not with some."""
         given = {candidate.signature.vararg: rest.npos > 0, candidate.signature.kwarg: bool(rest.keywords)}
         return any(
-            test is not None and test[0] == "n" and given.get(test[1], holds) != holds
+            given.get(test[1], holds) != holds if test[0] == "n" else not names_in(test).isdisjoint(given)
             for test, holds in self.inference.chain(candidate.ref[0], call.guard)
+            if test is not None
         )
 
     def _reach_behind(self, candidate: Candidate, call: Call) -> Reach | None:

@@ -157,6 +157,8 @@ class Inference:
             values = self.evaluate(expr, context) if expr is not None else ANY
             refs = [value[1] for value in values if value[0] == "C" and value[1] != ref]
             found += [item for item in sorted(refs) if item not in found]
+            if len(set(refs)) > 1:
+                self.program.alternative_bases.add(ref)
             order += sorted(refs)
             if not refs:
                 outside.add(last_name(expr))
@@ -416,7 +418,11 @@ class Inference:
 
     def _item(self, expr: Expr, context: Context) -> Values:
         found: set[Value] = set()
-        for value in self.evaluate(expr[1], context):
+        values = self.evaluate(expr[1], context)
+        kinds = {v[1] for z in values if z[0] == "Z" and expr[2] < len(z[1]) for v in z[1][expr[2]] if v[0] == "I"}
+        if len(kinds) > 1 and sum(value[0] == "Z" for value in values) > 1:
+            found.add(EITHER)  # ``planar, found = check(g)``: one item says of which kind the other is
+        for value in values:
             if value[0] == "Z":
                 found |= value[1][expr[2]] if expr[2] < len(value[1]) else ANY
             elif value[0] == "E":
@@ -523,10 +529,8 @@ class Inference:
             return ANY
         found: set[Value] = set()
         for value in self._alias(expr, context):
-            if value[0] == "C":
+            if value[0] == "C" and not self.program.is_interface(value[1]):
                 found.add(("I", value[1], False))
-            elif value[0] == "I":
-                found.add(UNKNOWN)
             else:
                 found.add(value if value[0] == "X" else UNKNOWN)
         return frozenset(found)
@@ -614,7 +618,9 @@ class Inference:
             return frozenset({value if value == EITHER else ("X", f"{value[1]}.{name}")})
         if kind == "super":
             members = self.program.members(value[2], name, after=value[1])
-            if any(self.program.hidden(value[2], member.owner, name, value[1]) for member in members):
+            if self.program.has_alternative_bases(value[2]) or any(
+                self.program.hidden(value[2], member.owner, name, value[1]) for member in members
+            ):
                 return ANY
             return self._members_as_values(members, ("I", value[2], True))
         if kind not in "IC":
@@ -723,7 +729,11 @@ class Inference:
             )
         if descriptor == "classmethod":
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
-        if value is not None and value[0] in "nac" and receiver[0] == "I":
+        if (
+            value is not None
+            and receiver[0] == "I"
+            and (value[0] in "nacmxie" or (value[0] == "|" and len(value) == 4))
+        ):
             # A plain function found on the class binds like a method.
             return frozenset(("B", v[1], receiver[1], receiver[2]) if v[0] == "F" else v for v in values)
         return values
@@ -818,11 +828,15 @@ class Inference:
         """What calling ``value`` returns."""
         kind = value[0]
         if kind == "C":
+            if self.program.is_interface(value[1]):
+                return ANY
             made = self.made(value)
             several = len({v[1] for v in made if v[0] == "I"}) > 1
             return made | {EITHER} if several and self._made_by_arguments(value[1]) else made
         if kind in "FB":
             returned = self.returns(value[1], value[2] if kind == "B" else None)
+            if any(v[0] == "P" and v[1] == ("F", value[1]) for v in returned):
+                return ANY  # ``if func is None: return partial(f, option=1)``: called twice, or once
             if kind == "B" and value[3] and ("I", value[2], False) in returned and self._hands_itself_back(value[1]):
                 returned = returned - {("I", value[2], False)} | {("I", value[2], True)}
             return self._resolved_string(returned, expr, context, value)
@@ -843,7 +857,7 @@ class Inference:
             if scope is not None and scope.signature is not None:
                 given = {*scope.signature.positional[1:], *scope.signature.kwonly}
                 conditions = (test for guard, _ in scope.returns for test, _ in self.chain(file, guard))
-                if any(test is not None and not given.isdisjoint(_names_in(test)) for test in conditions):
+                if any(test is not None and not given.isdisjoint(names_in(test)) for test in conditions):
                     return True
         return False
 
@@ -929,6 +943,8 @@ class Inference:
         declared = self.annotated(scope.return_annotation, Context(ref[0], scope.parent, 0, -1, owner))
         informative = any(v[0] in "ICEZ" for v in declared)
         result = declared if informative else self._returned(ref, owner, declared)
+        if informative and owner is not None and all(v[0] == "C" and not v[2] for v in declared):
+            result = self._picked_here(ref, owner) or result
         if informative and method_kind(scope) == "property":
             # A property that hands out what its own class constructs is more exact than its declared base.
             held = self._returned(ref, None, ANY) if owner is None else self._returned_by(ref, owner)
@@ -953,6 +969,13 @@ class Inference:
                 return NOTHING
         found = self._returned(ref, None, NOTHING) if scope.returns else NOTHING
         return found if all(v[0] == "F" for v in found) else NOTHING
+
+    def _picked_here(self, ref: Ref, owner: Ref) -> Values:
+        """The classes that a method names in its return statements, where it is declared to give any of a family."""
+        if len(self._overrides(ref, owner)) > 1 or not self.program.scope(ref).returns:
+            return NOTHING
+        picked = self._returned_by(ref, owner)
+        return picked if all(v[0] == "C" and v[2] for v in picked) else NOTHING
 
     def _by_arguments(self, ref: Ref, result: Values) -> Values:
         """``EITHER``, and what overloads declare, where a function says that its arguments decide what it returns."""
@@ -1019,13 +1042,13 @@ def _in_body(scope: Scope, name: str, inside: bool, line: int) -> bool:
     return inside and (not line or any(binding[0] < line for binding in scope.bindings[name]))
 
 
-def _names_in(expr: Any) -> set[str]:
+def names_in(expr: Any) -> set[str]:
     """Every plain name in an expression."""
     if not isinstance(expr, tuple) or not expr:
         return set()
     if expr[0] == "n":
         return {expr[1]}
-    return {name for part in expr for name in _names_in(part)}
+    return {name for part in expr for name in names_in(part)}
 
 
 def _bound_by_hand(value: Expr) -> tuple[bool, Expr]:

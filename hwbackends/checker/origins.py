@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from . import flags
 from .dispatch import Candidate, Dispatcher
+from .expressions import holds
 from .flags import Conditions
 from .infer import Context, last_name
 from .model import Call, Expr
 from .program import Ref, Value
+from .typetests import subjects_of
 
 _DEPTH = 4
 _EACH = 12  # alternatives of one name
@@ -76,10 +78,24 @@ class Origins:
         for value, at, conditions in self._assignments(expr, context):
             for origin in self._or_itself(value, at, depth):
                 yield origin._replace(conditions=conditions + origin.conditions)
+        yield from self._returned_here(expr, context, depth)
         if expr[0] == "c" and expr[1][0] == "n":  # cls = A if flag else B; cls()
             for origin in self.of(expr[1], context, depth + 1):
                 if origin.expr is not None:
                     yield origin._replace(expr=("c", origin.expr, *expr[2:]))
+
+    def _returned_here(self, expr: Expr, context: Context, depth: int) -> Iterator[Origin]:
+        """What ``self.pick()`` returns, each under the conditions of its ``return``."""
+        if expr[0] != "c" or expr[1][0] != "a" or self.dispatcher.self_function(expr[1][1], context) is None:
+            return
+        for value in self.inference.evaluate(expr[1], context):
+            if value[0] == "B":
+                scope = self.program.scope(value[1])
+                for guard, returned in scope.returns[:_EACH]:
+                    at = self.inference.context(value[1], scope.line + 100_000, guard, context.owner)
+                    conditions = self.inference.chain(value[1][0], guard)
+                    for origin in self._or_itself(returned, at, depth):
+                        yield origin._replace(conditions=conditions + origin.conditions)
 
     def _or_itself(self, expr: Expr | None, context: Context, depth: int) -> list[Origin]:
         return list(self.of(expr, context, depth + 1))[:_EACH] or [Origin(expr, context, ())]
@@ -138,13 +154,23 @@ class Origins:
         compared = around | behind
         return bool(compared) and any(_mentioned(origin.expr, compared) for origin in origins)
 
+    def made_of_what_is_asked(self, call: Call, context: Context) -> bool:
+        """``kind = x.kind()``, then ``kind.load()`` under ``isinstance(x, A)``: the kind is that of an ``A``."""
+        tests = (test for test, holds in self.inference.chain(context.file, call.guard) if holds)
+        asked = {subject for test in tests for subject in subjects_of(test)}
+        receivers = [call.func, *([call.func[1]] if call.func[0] == "a" else [])]
+        asked -= {*receivers, ("n", "self")}
+        return any(
+            holds(origin.expr, subject) for subject in asked for r in receivers for origin in self.of(r, context)
+        )
+
     # -- attributes that a subclass holds something else in -----------------------------------------------------
 
     def rebinding(self, call: Call, context: Context) -> Iterator[Ref]:
         """Subclasses that run the calling method with something of their own in an attribute that the call uses."""
         if context.owner is None or len(self.program.descendants(context.owner)) < 2:
             return
-        caller = self._method(context)
+        caller = self.method_of(context)
         names = set(self._held(call.func, context, 0)) if caller is not None else set()
         if not names or caller is None:
             return
@@ -154,7 +180,7 @@ class Origins:
             if own and self.dispatcher.runs(owner, caller):
                 yield owner
 
-    def _method(self, context: Context) -> Ref | None:
+    def method_of(self, context: Context) -> Ref | None:
         """The method that a place lies in."""
         scopes = self.program.files[context.file].facts.scopes
         number = context.scope

@@ -87,6 +87,7 @@ class Program:
         self.bases: dict[Ref, list[Ref]] = {}
         self.external: dict[Ref, frozenset[str]] = {}
         self.base_order: dict[Ref, tuple[Ref | str, ...]] = {}  # as written; what is not in the trees by its name
+        self.alternative_bases: set[Ref] = set()  # classes with a base that is one of several, by configuration
         self.patched_into: dict[Ref, set[Ref]] = defaultdict(set)  # functions that become methods of classes
         self._hidden: dict[tuple[Ref, Ref, Ref | None, bool], bool] = {}
         self.children: dict[Ref, list[Ref]] = defaultdict(list)
@@ -270,6 +271,14 @@ class Program:
     def unknown_base_or_module(self, ref: Ref) -> bool:
         """Whether instances may be called through ``forward``: a torch module, or a base that cannot be seen."""
         return any(self.external.get(item, frozenset()) - {"object", "ABC", "Generic"} for item in self.mro(ref))
+
+    def has_alternative_bases(self, ref: Ref) -> bool:
+        """Whether a class, or one above it, derives from one of several classes; which of them is decided elsewhere."""
+        return not self.alternative_bases.isdisjoint(self.mro(ref))
+
+    def is_interface(self, ref: Ref) -> bool:
+        """Whether a class only declares what others provide, as zope's do: calling it adapts, methods have no self."""
+        return any("Interface" in self.external.get(item, ()) for item in self.mro(ref))
 
     def is_enum(self, ref: Ref) -> bool:
         return any(name.endswith(("Enum", "Flag")) for item in self.mro(ref) for name in self.external.get(item, ()))

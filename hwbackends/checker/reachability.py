@@ -6,13 +6,14 @@ from . import platforms
 from .bind import Mismatch
 from .dispatch import Candidate, Dispatcher
 from .elsewhere import Elsewhere
-from .expressions import asks_signature, mentions
+from .expressions import asks_code, asks_signature, mentions
 from .flags import Conditions
 from .infer import Context
 from .model import Call, Expr
 from .origins import Origins
 from .program import Ref
 
+_BELOW = 60  # classes that are asked whether they run a method
 _RESOLUTIONS = 3  # how often a name in a condition is followed to what it was given
 
 
@@ -20,10 +21,11 @@ class Reachability:
     """Answers for one call and one definition. Remembers nothing."""
 
     def __init__(self, dispatcher: Dispatcher, origins: Origins) -> None:
+        self.dispatcher = dispatcher
         self.inference = dispatcher.inference
         self.program = dispatcher.program
         self.origins = origins
-        self.elsewhere = Elsewhere(self.program, self.inference)
+        self.elsewhere = Elsewhere(dispatcher)
 
     def catches_type_error(self, file: int, guard: int) -> bool:
         return any(test is not None and test[0] == "try-type" for test, _ in self.inference.chain(file, guard))
@@ -42,6 +44,8 @@ class Reachability:
             return False
         if mismatch.rejects and self.origins.under_other_flags(candidate, call, context, conditions):
             return False
+        if mismatch.rejects and self._method_never_runs(candidate, call, context):
+            return False
         if mismatch.rejects and (
             self.elsewhere.imported_under_others(candidate, file, conditions)
             or self.elsewhere.only_called_on_others(platform, context)
@@ -50,6 +54,23 @@ class Reachability:
             return False
         conditions += self.elsewhere.implied(conditions, context) if mismatch.rejects else ()
         return not self._any_rules_out(conditions, candidate, call, context, mismatch)
+
+    def _method_never_runs(self, candidate: Candidate, call: Call, context: Context) -> bool:
+        """Whether ``self.m()`` stands in a private method whose own callers the candidate's classes override."""
+        caller = self.origins.method_of(context)
+        if candidate.owner is None or caller is None or call.func[0] != "a" or call.func[1][0] != "n":
+            return False
+        name = self.program.scope(caller).name
+        private = name.startswith("_") and not name.startswith("__")
+        if not private or not self.dispatcher.self_function(call.func[1], context):
+            return False
+        return self.no_caller_runs(candidate, caller)
+
+    def no_caller_runs(self, candidate: Candidate, caller: Ref) -> bool:
+        """Whether none of the classes that have a definition runs a method in which the given one is called."""
+        below = self.program.descendants(candidate.owner or candidate.ref)[:_BELOW]
+        having = [owner for owner in below if self.dispatcher.provides(owner, candidate.ref)]
+        return bool(having) and all(self.elsewhere.called_by_none_of(owner, caller) for owner in having)
 
     def _any_rules_out(
         self, conditions: Conditions, candidate: Candidate, call: Call, context: Context, mismatch: Mismatch
@@ -126,6 +147,11 @@ class Reachability:
             return self._any_rules_out(parts, candidate, call, context, mismatch)
         if holds and mismatch.rejects and mentions(test, mismatch.unknown):
             return True
+        if mismatch.rejects and asks_code(test, call.func):
+            return True
+        compared = self._comparison(test, candidate, call)
+        if compared is not None and compared != holds:
+            return True
         known = self._flag(test, candidate, call)
         return known is not None and known != holds
 
@@ -177,6 +203,19 @@ class Reachability:
         if candidate.owner is None or call.func[0] != "a" or owner_expr != call.func[1]:
             return None
         return self._constant(candidate.owner, name, default)
+
+    def _comparison(self, test: Expr, candidate: Candidate, call: Call) -> bool | None:
+        """The truth of ``self.SIZE == 2`` where the candidate's class gives ``SIZE`` one plain value."""
+        known = test[0] == "=" and test[1] in ("Eq", "NotEq") and test[2][0] == "a" and test[3][0] in "sk"
+        if not known or candidate.owner is None or call.func[0] != "a" or test[2][1] != call.func[1]:
+            return None
+        if any(test[2][2] in self.program.scope(c).attributes for c in self.program.mro(candidate.owner)):
+            return None
+        members = self.program.members(candidate.owner, test[2][2])
+        value = members[0].binding[2] if len(members) == 1 else None
+        if value is None or value[0] != test[3][0]:
+            return None
+        return bool((value[1] == test[3][1]) == (test[1] == "Eq"))
 
     def _has(self, owner_expr: Expr | None, name: str, candidate: Candidate, call: Call) -> bool | None:
         if candidate.owner is None or call.func[0] != "a" or owner_expr != call.func[1]:

@@ -97,7 +97,7 @@ class TypeTests:
             while number >= 0:
                 test, holds, above = table[number]
                 named = self._named(test, context)
-                if named is not None and (subjects := _subjects(named)):
+                if named is not None and (subjects := subjects_of(named)):
                     found.append((number, named, holds, subjects))
                 number = above
             self._known[key] = known = tuple(found)
@@ -230,14 +230,14 @@ class TypeTests:
         return None if not kinds.complete or structural or self.program.unknown_base(owner) else False
 
 
-def _subjects(test: Expr | None) -> set[Expr]:
+def subjects_of(test: Expr | None) -> set[Expr]:
     """The expressions whose classes a condition asks for."""
     if test is None:
         return set()
     if test[0] == "!":
-        return _subjects(test[1])
+        return subjects_of(test[1])
     if test[0] in "V&":
-        return {subject for part in test[1] for subject in _subjects(part)}
+        return {subject for part in test[1] for subject in subjects_of(part)}
     subject = _subject(test)
     return set() if subject is None else {subject}
 
