@@ -8,22 +8,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hwbackends.contract.model import Contracts
 
-from . import cache, files, model, surroundings, workers
-from .contract import check_contract, pattern
-from .drift import check_drift
-from .extract import extract
+from . import cache, files, model, surroundings
 from .failures import RULE as INTERNAL
 from .failures import Failures, failure
 from .findings import Finding, Place
 from .model import FileFacts, Problem
-from .program import Program
 from .progress import Progress
 from .rules import hwb201
+
+if TYPE_CHECKING:  # what only reads and infers is loaded once no earlier run knows the answer
+    from .program import Program
 
 _CHUNK_BYTES = 1_500_000
 _RECURSION = 2500
@@ -65,7 +63,11 @@ def run(roots: list[str], options: Options) -> Outcome:
 
 def _run(roots: list[str], options: Options) -> Outcome:
     paths, problems = files.discover(roots, options.exclude)
-    wanted = pattern(options.contract) if options.contract is not None else None
+    wanted = None
+    if options.contract is not None:
+        from .contract import pattern
+
+        wanted = pattern(options.contract)
     sources = _read(paths, problems, wanted)
     store = cache.Store(options.cache_dir)
     around = surroundings.packages(roots) if options.package and options.contract is None else []
@@ -97,6 +99,8 @@ def _checked(
     bar: Progress,
 ) -> Outcome:
     """What no earlier run has found out."""
+    from .program import Program
+
     alone, key = keys
     gathered = _gathered(_Reader(store, _tops(paths), options.jobs, problems, bar), sources, around)
     facts, outside, beside = gathered.facts, gathered.outside, gathered.beside
@@ -110,6 +114,9 @@ def _checked(
 
 
 def _judged(program: Program, options: Options, roots: list[str], bar: Progress) -> list[Finding]:
+    from .contract import check_contract
+    from .drift import check_drift
+
     if options.contract is None:
         return check_drift(program, _jobs(options.jobs), bar)
     failures, found = Failures(), []
@@ -222,6 +229,11 @@ _Parsed = tuple[str, cache.Facts | Problem]
 
 def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[_Parsed]:
     """Parse in processes when that pays."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from . import extract, workers
+
+    assert extract  # loaded before workers are forked: they share it
     chunks = _chunks(paths)
     if jobs < 2 or len(chunks) < 2:
         for chunk in chunks:
@@ -239,6 +251,10 @@ def _parse_all(paths: list[str], tops: frozenset[str], jobs: int) -> Iterator[_P
 
 def _one_by_one(paths: list[str], tops: frozenset[str]) -> list[_Parsed]:
     """After a worker died: find the file that the interpreter cannot survive, and say so."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from . import workers
+
     found: list[_Parsed] = []
     for path in paths:
         try:
@@ -281,6 +297,8 @@ def parse_files(paths: list[str], tops: frozenset[str]) -> list[_Parsed]:
 
 
 def _parse_file(path: str, tops: frozenset[str]) -> cache.Facts | Problem:
+    from .extract import extract
+
     source = files.read(path)
     if isinstance(source, Problem):
         return source

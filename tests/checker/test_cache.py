@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from hwbackends.checker.engine import Options, Outcome, run
@@ -85,3 +87,19 @@ def test_a_package_that_comes_into_the_trees_is_followed_where_it_was_left_out(t
     assert [f.missing for f in check(tmp_path).findings] == [("b",)]
     (tmp_path / "tree/helper.py").unlink()
     assert not check(tmp_path).findings
+
+
+def test_a_run_whose_answer_is_known_loads_no_inference(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(a): return a\nf(1, b=2)\n")
+    code = (
+        "import sys\nfrom hwbackends.checker.command import check\n"
+        "try:\n    check()\nfinally:\n    print('hwbackends.checker.infer' in sys.modules)\n"
+    )
+    options = [str(tmp_path / "a.py"), "--drift", "--cache-dir", str(tmp_path / "cache")]
+    cold, warm = (
+        subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False).stdout
+        for _ in range(2)
+    )
+    assert cold.splitlines()[:-1] == warm.splitlines()[:-1]
+    assert "HWB105" in warm
+    assert (cold.splitlines()[-1], warm.splitlines()[-1]) == ("True", "False")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 from click.testing import CliRunner, Result
 
-from hwbackends.checker import drift, engine
+from hwbackends.checker import drift, extract
 from hwbackends.checker.command import check
 from hwbackends.checker.progress import Progress
 from tests.checker.trees import write
@@ -61,14 +61,14 @@ def test_an_error_of_the_checker_is_contained_to_its_call_and_has_a_status_of_it
 
 def test_an_error_in_one_file_leaves_the_others_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"base.py": BASE, "npu.py": LACKING, "odd.py": "odd = 1\n"})
-    real = engine.extract
+    real = extract.extract
 
     def failing(tree, source, external):  # type: ignore[no-untyped-def]
         if source.startswith(b"odd"):
             raise KeyError("odd")
         return real(tree, source, external)
 
-    monkeypatch.setattr(engine, "extract", failing)
+    monkeypatch.setattr(extract, "extract", failing)
     result = run(str(tmp_path), "--drift")
     assert result.exit_code == 3
     assert "HWB101" in result.stdout

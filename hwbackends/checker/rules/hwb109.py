@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import platforms
 from ..bind import Mismatch
-from ..dispatch import Candidate, Dispatcher
 from ..findings import Finding, Place
-from ..infer import Context, last_name
 from ..model import Binding, Call, Scope, Signature
-from ..program import Member, Program, Ref
 from .record import Rule
+
+if TYPE_CHECKING:  # the rule's text is read without any inference
+    from ..dispatch import Candidate, Dispatcher
+    from ..infer import Context
+    from ..program import Member, Program, Ref
+
+    Reachable = Callable[[Candidate, int, Call, Context, Mismatch], bool]
 
 PAGE = """
 In contract mode: a module marks functions as hooks of the contract, or a class writes several of its hooks, and a
@@ -42,8 +46,6 @@ def conv_extend(x): ...
 
 _NOTHING = Signature((), (), (), {}, None, None)
 _LEAST_SIBLINGS = 2
-
-Reachable = Callable[[Candidate, int, Call, Context, Mismatch], bool]
 
 
 class Lack(NamedTuple):
@@ -150,6 +152,8 @@ class Absent:
         allows = self.inference.tests.allows(call.func[1], context)
         if allows is not None and not allows(owner):
             return False
+        from ..dispatch import Candidate
+
         return self.reachable(Candidate(owner, _NOTHING, 0, owner, False), file, call, context, Mismatch())
 
     def _expected(self, call: Call, file: int) -> bool:
@@ -182,6 +186,8 @@ def _functions_of(binding: Binding) -> list[int]:
 
 
 def _abstract(scope: Scope) -> bool:
+    from ..infer import last_name
+
     return any(last_name(decorator) == "abstractmethod" for decorator in scope.decorators)
 
 
