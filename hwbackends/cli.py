@@ -62,6 +62,9 @@ class LazyGroup(click.Group):
         except HwBackendsError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(2)
+        except KeyboardInterrupt:  # click would end with 1, which says "findings"
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
 
 
 @contextmanager

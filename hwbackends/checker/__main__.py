@@ -1,6 +1,11 @@
 """``python -m hwbackends.checker`` is ``hwbackends check``."""
 
-from .command import check
+import sys
 
 if __name__ == "__main__":
-    check(prog_name="hwbackends check")
+    try:
+        from .command import check
+
+        check(prog_name="hwbackends check")
+    except KeyboardInterrupt:  # while modules are loaded
+        sys.exit(130)

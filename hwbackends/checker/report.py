@@ -159,13 +159,22 @@ def _text_finding(finding: Finding, fixes: Fixes) -> str:
     lines = [f"{head}: {click.style(finding.rule, fg=colour)} {message} [{finding.confidence}]"]
     for label, place in (("definition", finding.definition), ("call", finding.call)):
         if place is not None:
-            # a finding may be about a pipe, which would never answer
-            source = linecache.getline(place.file, place.line).strip() if Path(place.file).is_file() else ""
+            source = _source_line(place)
             if source:
                 lines.append(click.style(f"    {label:<10} {place.line:>6} | ", fg="blue") + _cut(_readable(source)))
     if fixes.safe(finding):
         lines.append(click.style(f"    {'patch':<10}        | ", fg="blue") + "--fix --diff shows it, --fix makes it")
     return "\n".join(lines)
+
+
+def _source_line(place: Place) -> str:
+    """The line of a place; empty where nobody can read it."""
+    if not Path(place.file).is_file():
+        return ""  # a pipe would never answer
+    try:
+        return linecache.getline(place.file, place.line).strip()
+    except (LookupError, ValueError):  # a coding line that names no text encoding
+        return ""
 
 
 def _cut(source: str) -> str:

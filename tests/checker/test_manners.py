@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from click.testing import CliRunner, Result
 
+from hwbackends import cli
 from hwbackends.checker import drift, extract
 from hwbackends.checker.command import check
 from hwbackends.checker.progress import Progress
@@ -247,6 +248,24 @@ def test_a_killed_check_leaves_no_worker_behind() -> None:
     while worker.exists() and (worker / "stat").read_text().split()[2] != "Z":
         assert time.monotonic() < until, "the worker still waits for work"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("coding", ["rot13", "hex", "nope", "latin-1", "utf-16"])
+def test_a_coding_line_of_any_kind_is_reported_in_every_form(tmp_path: Path, coding: str) -> None:
+    head = f"# -*- coding: {coding} -*-\n"
+    write(tmp_path, {"odd.py": head + "def f(a): return a\nf(1, b=2)\n", "plain.py": "def g(a): return a\ng(1, b=2)\n"})
+    for form in ("text", "json", "sarif", "github"):
+        result = run(str(tmp_path), "--drift", "--format", form)
+        assert result.exit_code == 1, (form, result.stderr)
+        assert "plain.py" in result.stdout
+
+
+def test_an_interrupt_while_a_subcommand_is_loaded_is_not_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert CliRunner().invoke(cli.main, ["check", "."]).exit_code == 130
 
 
 # -- ways out ---------------------------------------------------------------------------------------------------------
