@@ -98,8 +98,8 @@ plugins = _Plugins()
 
 
 def all_mutants() -> dict[str, Callable[[], dict[str, Hook]]]:
-    """Every mutant of the three files."""
-    for part in ("sizes", "memory"):
+    """Every mutant of the four files."""
+    for part in ("sizes", "memory", "ssm"):
         importlib.import_module(f"tests.conformance.mutants_{part}")
     return MUTANTS
 
