@@ -348,7 +348,12 @@ class Drift:
         """The nearest definition above that takes the call."""
         order = self.program.mro(target.owner) if target.owner is not None else ()
         above = [v.target for v in accepting if v.target.owner in order and v.target.ref != target.ref]
-        nearest = min(above, key=lambda other: order.index(other.owner), default=None)
+
+        def rank(other: Candidate) -> tuple[int, bool, Ref]:  # what is written there before what is put in its place
+            assert other.owner is not None
+            return order.index(other.owner), self._replaces_a_method(other), other.ref
+
+        nearest = min(above, key=rank, default=None)
         return self.place(nearest.ref) if nearest is not None else None
 
     def place(self, ref: Ref) -> Place:
