@@ -128,7 +128,11 @@ class Dispatcher:
         if func[0] == "a" and func[1] != ("?",):
             return self._attribute_call(func, context)
         values = self.inference.evaluate(func, context)
-        return self._reach_values(values, self.inference.tests.allows(func, context))
+        reach = self._reach_values(values, self.inference.tests.allows(func, context))
+        caller = self.self_function(func, context)  # self(x)
+        if caller is None:
+            return reach
+        return reach._replace(candidates=[c for c in reach.candidates if c.owner is None or self.runs(c.owner, caller)])
 
     def _reach_values(self, values: Values, allows: Allows | None) -> Reach:
         found: list[Candidate] = []

@@ -161,8 +161,11 @@ class Inference:
                 self.program.alternative_bases.add(ref)
             order += sorted(refs)
             if not refs:
-                outside.add(last_name(expr))
-                order.append(last_name(expr))
+                made = (
+                    "()" if expr is not None and expr[0] == "c" else ""
+                )  # what a call makes is known by its name only
+                outside.add(last_name(expr) + made)
+                order.append(last_name(expr) + made)
         self.program.base_order[ref] = tuple(order)
         for keyword in scope.class_keywords:
             if keyword.startswith(("metaclass", "**")):
@@ -600,10 +603,19 @@ class Inference:
             return ANY
         found: set[Value] = set()
         for value in self.evaluate(expr[1], context):
-            found |= self.attribute(value, expr[2], context)
+            later = value[0] == "I" and expr[1][0] == "n" and self._bound_later(value[1], expr[2], context)
+            found |= ANY if later else self.attribute(value, expr[2], context)
             if len(found) > _LIMIT:
                 return ANY
         return self.tests.narrowed(expr, frozenset(found), context)
+
+    def _bound_later(self, ref: Ref, name: str, context: Context) -> bool:
+        """``self.old = self.run``, then ``self.run = new``: what it was before is nobody's in sight."""
+        order = self.program.mro(ref)
+        given = [(owner[0], *at) for owner in order for at in self.program.scope(owner).attributes.get(name, ())]
+        if not given or not context.line or self.program.members(ref, name):
+            return False
+        return all((file, scope) == context[:2] and line > context.line for file, scope, _, _, line in given)
 
     def attribute(self, value: Value, name: str, context: Context | None = None) -> Values:
         """The values of ``value.name``."""
