@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 import whole  # noqa: E402
 from code_object import Resources  # noqa: E402
 from cover import Task, cover  # noqa: E402
+from families import FAMILIES, AnyScene, family_of, hot  # noqa: E402
 from laboratory import Chip, Found, Laboratory, compile_now, machine_of, only_named  # noqa: E402
-from scenes import Scene, hot, scenes  # noqa: E402
-from whole import Kept  # noqa: E402
+from scenes import Scene  # noqa: E402
+from whole import Chapter, Kept, Part  # noqa: E402
 
 TABLE = HERE / "registers.json"
 AMD = ("gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -99,7 +101,7 @@ def known_bad_kernels_fail() -> list[str]:
     return wrong
 
 
-def judge(found: Found, scene: Scene) -> list[str]:
+def judge(found: Found, scene: AnyScene) -> list[str]:
     """What is wrong with a compiled kernel by itself."""
     assert found.machine is not None
     wrong, what = [], found.machine.resources
@@ -141,20 +143,21 @@ def hold(found: Sequence[Found], table: dict[str, Any], whole: bool) -> list[str
     return wrong
 
 
-def write(found: Sequence[Found]) -> None:
-    """Renew the table's chips that were asked for; all of them, if another triton made it."""
+def write(found: Sequence[Found], whole: bool) -> None:
+    """Renew the table's chips that were asked for, of these all rows if `whole`; everything, if another triton made
+    it."""
     import triton
 
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     kept = table["kernels"] if table.get("triton") == triton.__version__ else {}
     asked = {one.chip for one in found}
-    kernels: dict[str, dict[str, list[int]]] = {c: rows for c, rows in sorted(kept.items()) if c not in asked}
-    for one in sorted(found, key=lambda one: (one.chip, one.key)):
+    kernels: dict[str, dict[str, list[int]]] = {c: rows for c, rows in kept.items() if not (whole and c in asked)}
+    for one in found:
         kernels.setdefault(one.chip, {})[one.key] = row(one)
     lines = [f' "triton": {json.dumps(triton.__version__)},', f' "columns": {json.dumps(list(Resources.__slots__))},']
     blocks = []
     for chip, rows in sorted(kernels.items()):
-        body = ",\n".join(f"   {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
+        body = ",\n".join(f"   {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(rows.items()))
         blocks.append(f'  "{chip}": {{\n{body}\n  }}')
     lines.append(' "kernels": {\n' + ",\n".join(blocks) + "\n }")
     TABLE.write_text("{\n" + "\n".join(lines) + "\n}\n")
@@ -188,6 +191,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--chip", action="append", help="this one only; may be repeated")
+    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="this one only; may be repeated")
     parser.add_argument("--only", default="", help="scenes whose name contains this")
     parser.add_argument("--hot", action="store_true", help="the hot kernels of AMD's chips alone")
     parser.add_argument("--whole", action="store_true", help="every scene for every chip; goes on where it was stopped")
@@ -198,35 +202,47 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="what each scene's kernels hold")
     parser.add_argument("--write", action="store_true", help="renew the table of the hot kernels")
     given = parser.parse_args()
-    given.chip = given.chip or list(CHIPS)
+    given.chip, given.family = given.chip or list(CHIPS), given.family or list(FAMILIES)
     if platform.machine() != "x86_64":
         parser.error(f"triton's wheels compile on x86-64, not on {platform.machine()}")
     return given
 
 
 def ci_tasks() -> list[Task]:
-    """For either vendor every pair of values that the whole has, and the hot scenes for each of AMD's chips and, in
-    every form, for one of NVIDIA's."""
-    amd = cover(list(itertools.product(AMD, scenes())), list(itertools.product(AMD, hot())))
-    return amd + cover(list(itertools.product(NVIDIA, scenes())), list(itertools.product(("sm_90",), hot())))
+    """For either vendor and family every pair of values that the whole has, and the hot scenes for each of AMD's chips
+    and, in every form, for one of NVIDIA's."""
+    tasks: list[Task] = []
+    for (family, scenes), chips in itertools.product(FAMILIES.items(), (AMD, NVIDIA)):
+        kept = [scene for scene in hot() if family_of(scene) == family]
+        shown = AMD if chips is AMD else ("sm_90",)
+        tasks += cover(list(itertools.product(chips, scenes())), list(itertools.product(shown, kept)))
+    return tasks
+
+
+def whole_tasks() -> Iterator[Task]:
+    """The whole product, one vendor's chips and one family behind the other."""
+    for chips, scenes in itertools.product((AMD, NVIDIA), FAMILIES.values()):
+        yield from itertools.product(chips, scenes())
 
 
 def tasks_of(given: argparse.Namespace) -> list[Task]:
     """What is to be compiled for which chip."""
-    if given.whole:
-        product = list(itertools.product(CHIPS, scenes()))
-    else:
-        product = list(itertools.product(AMD, hot())) if given.hot else ci_tasks()
-    return [(chip, scene) for chip, scene in product if given.only in scene.name and chip in given.chip]
+    product = whole_tasks() if given.whole else itertools.product(AMD, hot()) if given.hot else iter(ci_tasks())
+    return [(chip, scene) for chip, scene in product if asked(given, chip, scene)]
 
 
-Result = list[tuple[Scene, Found]]
+def asked(given: argparse.Namespace, chip: str, scene: AnyScene) -> bool:
+    """Whether the command line names a scene and a chip."""
+    return given.only in scene.name and chip in given.chip and family_of(scene) in given.family
 
 
-def compile_all(given: argparse.Namespace) -> tuple[Result, list[str], set[str]]:
-    """Every kernel of every task, what compilers refused or bad kernels passed, and the chips that are complete."""
+Result = list[tuple[AnyScene, Found]]
+
+
+def compile_all(given: argparse.Namespace) -> tuple[Result, list[str], set[Part]]:
+    """Every kernel of every task, what compilers refused or bad kernels passed, and the parts that are complete."""
     found: Result = []
-    tasks, complete = tasks_of(given), set(given.chip)
+    tasks, complete = tasks_of(given), set(itertools.product(given.chip, given.family))
     make = Kept(KEPT).make if given.whole or given.keep else compile_now
     setting = (make, time.time() + given.seconds)
     with (
@@ -238,7 +254,7 @@ def compile_all(given: argparse.Namespace) -> tuple[Result, list[str], set[str]]
             found += [(scene, one) for one in compiled or ()]
             wrong += [refused] if refused else []
             if compiled is None or refused:
-                complete.discard(chip)
+                complete.discard((chip, family_of(scene)))
             if given.verbose:
                 print(f"{chip} {scene.name}", *(one.machine for one in compiled or ()), sep="\n  ", flush=True)
     return found, wrong, complete
@@ -248,7 +264,8 @@ def named(chip: str, only: str = "") -> list[Found]:
     """Every variant of the whole for a chip by name, nothing compiled."""
     os.environ.pop("TRITON_INTERPRET", None)
     laboratory = Laboratory(only_named)
-    return [one for scene in scenes() if only in scene.name for one in laboratory.play(scene, chip)]
+    wanted = (scene for scenes in FAMILIES.values() for scene in scenes() if only in scene.name)
+    return [one for scene in wanted for one in laboratory.play(scene, chip)]
 
 
 DERIVED = {"SS", "SD", "SR", "SL", "RS", "RR", "RL", "RD", "C", "ENTRY"}
@@ -269,41 +286,65 @@ def uncovered(chip: str, found: Sequence[Found], tasks: Sequence[Task]) -> list[
 
 
 def stale(chip: str, found: Sequence[Found]) -> list[str]:
-    """Whether the result of the whole is of other sources; a chip that has none is told, and is no fault."""
-    import triton
+    """Where the result of the whole is of other sources, or lacks a part that it does not own to lack."""
+    result, wrong = whole.kept_result(), []
+    for family in FAMILIES:
+        mine = {one.variant for one in found if one.scene in names_of(family)}
+        kept = result["chips"].get(chip, {}).get(family)
+        if kept is None and f"{chip} {family}" in result["owed"]:
+            print(f"{chip} {family}: {len(mine)} variants, which were never all compiled in one tree")
+        elif kept is None:
+            wrong.append(f"{chip} {family}: {len(mine)} variants, of which the result has none: {RENEW}")
+        elif kept["digest"] != whole.digest_of(mine):
+            wrong.append(f"{chip} {family}: the result is of {kept['variants']} variants, not of these: {RENEW}")
+    return wrong
 
-    result = whole.kept_result()
-    kept, digest = result["chips"].get(chip), whole.digest_of(one.variant for one in found)
-    if triton.__version__ != result["triton"]:
-        print(f"{chip}: the whole's result is of triton {result['triton']}, this is {triton.__version__}")
-    elif kept is None:
-        print(f"{chip}: {len({one.variant for one in found})} variants, which were never all compiled in one tree")
-    elif kept["digest"] != digest:
-        return [f"{chip}: the result is of {kept['variants']} variants, not of these: {RENEW}"]
-    return []
+
+@cache
+def names_of(family: str) -> frozenset[str]:
+    """Names of the scenes of a family."""
+    return frozenset(scene.name for scene in FAMILIES[family]())
 
 
 def check(given: argparse.Namespace) -> list[str]:
-    """Whether what CI compiles shows every value, and the whole's result is of these sources."""
+    """Whether what `make compile-kernels` compiles shows every value, and the whole's result is of these sources."""
+    import triton
+
+    result = whole.kept_result()
+    if triton.__version__ != result["triton"]:
+        print(f"the whole's result is of triton {result['triton'] or '(none)'}, this is {triton.__version__}")
+        return []
     wrong, tasks = [], ci_tasks()
     with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
         for chip, found in zip(given.chip, pool.map(named, given.chip), strict=True):
             wrong += uncovered(chip, found, tasks) + stale(chip, found)
+    if not wrong and given.write:
+        whole.renew_sources()
+    elif not wrong and result["sources"] != whole.source_digest():
+        wrong.append("the variants are those of the result, its sources are not: add --write")
     return wrong
 
 
-def conclude(given: argparse.Namespace, found: Result, wrong: list[str], complete: set[str]) -> list[str]:
+def conclude(given: argparse.Namespace, found: Result, wrong: list[str], complete: set[Part]) -> list[str]:
     """Everything that is wrong with what was compiled; writes what was asked for."""
     wrong = wrong + [line for scene, one in found for line in judge(one, scene)]
     if given.whole:
-        whole.write({c: whole.chapter([one for _, one in found if one.chip == c]) for c in complete if not given.only})
-        print(f"complete: {', '.join(sorted(complete)) or 'no chip'}", flush=True)
+        parts = {} if given.only else {part: chapter_of(part, found) for part in complete}
+        if parts:
+            whole.write(parts, itertools.product(CHIPS, FAMILIES))
+        print("complete:", ", ".join(" ".join(part) for part in sorted(parts)) or "nothing", flush=True)
         return wrong
     held = set(hot())
     table = [one for scene, one in found if scene in held and one.chip in AMD]
+    everything = not given.only and len(given.family) == len(FAMILIES)
     if given.write:
-        write(table)
-    return wrong + hold(table, json.loads(TABLE.read_text()), whole=not given.only)
+        write(table, everything)
+    return wrong + hold(table, json.loads(TABLE.read_text()), everything)
+
+
+def chapter_of(part: Part, found: Result) -> Chapter:
+    """What was compiled of one family for one chip."""
+    return whole.chapter([one for scene, one in found if (one.chip, family_of(scene)) == part])
 
 
 def main() -> int:

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from scenes import Scene
+from families import AnyScene
 
-Task = tuple[str, Scene]
+Task = tuple[str, AnyScene]
 Pair = tuple[tuple[str, object], tuple[str, object]]
 
 

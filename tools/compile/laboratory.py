@@ -18,7 +18,7 @@ from typing import Any
 
 import code_object
 from code_object import Resources
-from scenes import Scene, play
+from families import AnyScene, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Laboratory:
         import triton
 
         from hwbackends.cuda import dependent
-        from hwbackends.triton_ops import conv, epilogue, launch, metadata
+        from hwbackends.triton_ops import conv, epilogue, launch, metadata, ssm, ssm_moves
 
         self.chip, self.made, self.known, self.make = Chip(), [], {}, make  # type: ignore[var-annotated]
         triton.runtime.driver.set_active(self.chip)
@@ -123,7 +123,7 @@ class Laboratory:
         torch.zeros = torch.empty  # nothing reads what nothing computes, and pools are large
         torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment, misc]
         dependent.dependent_launch = lambda: self.chip.target.backend == "cuda" and self.chip.target.arch >= 90
-        for module in (conv, epilogue, metadata):
+        for module in (conv, epilogue, metadata, ssm, ssm_moves):
             module.check_device = lambda *given: None  # type: ignore[attr-defined]
         self.launching = launch
         entry = launch.Launch._entry
@@ -141,7 +141,7 @@ class Laboratory:
         variant = name_of(source, target, options)
         return Made(variant, self.make(variant, source, target, options))
 
-    def play(self, scene: Scene, chip: str) -> list[Found]:
+    def play(self, scene: AnyScene, chip: str) -> list[Found]:
         """What a scene's hooks compile for a chip, less what an earlier scene compiled here; of a hot scene all."""
         self.chip.choose(chip)
         self.launching._compiled = {} if scene.hot else self.known.setdefault(chip, {})
@@ -152,20 +152,20 @@ class Laboratory:
         play(scene, importlib.import_module(f"hwbackends.{backend}.plugin"))
         return [self._found(scene, chip, *one) for one in self.made]
 
-    def _found(self, scene: Scene, chip: str, launch: Any, dependent: bool, made: Made) -> Found:
+    def _found(self, scene: AnyScene, chip: str, launch: Any, dependent: bool, made: Made) -> Found:
         kernel, form = launch._kernel.__name__, "dependent" if dependent else ""
         constants = {name: str(value) for name, value in launch._constants.items()}
         return Found(chip, scene.name, kernel, form, launch.num_warps, made.variant, constants, made.machine)
 
 
-GIVEN = ("num_warps", "enable_fp_fusion", "launch_pdl")
+GIVEN = ("num_warps", "enable_fp_fusion", "launch_pdl", "maxnreg", "waves_per_eu")
 """Options that launches set."""
 
 
 def name_of(source: Any, target: Any, options: dict[str, Any]) -> str:
     """A digest of everything that a compiler of one version is given, of which line numbers, comments and this
     machine are no part."""
-    chosen = [options.get(name) for name in GIVEN]
+    chosen = [(name, options[name]) for name in GIVEN if options.get(name) is not None]
     constants = sorted((at, str(value)) for at, value in source.constants.items())
     given = (source_digest(source.fn), source.name, source.signature, constants, sorted(source.attrs.items()), chosen)
     return hashlib.sha256(repr((given, target.backend, target.arch)).encode()).hexdigest()[:20]

@@ -28,7 +28,9 @@ def registers() -> str:
         rows = [dict(zip(table["columns"], table["kernels"][chip][key], strict=True)) for chip in SHOWN]
         lds = [f", {row['lds']}" if row["lds"] else "" for row in rows]
         cells = [f"{row['vectors']} / {row['scalars']}{more}" for row, more in zip(rows, lds, strict=True)]
-        lines.append(f"| {' | '.join(scene.split()[:2])} | {' | '.join(cells)} |")
+        hook, layout, *rest = scene.split()
+        name = f"{hook} {rest[0]}" if hook.startswith("ssm_") else hook
+        lines.append(f"| {name} | {layout} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
