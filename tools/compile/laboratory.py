@@ -165,7 +165,8 @@ GIVEN = ("num_warps", "enable_fp_fusion", "launch_pdl", "maxnreg", "waves_per_eu
 def name_of(source: Any, target: Any, options: dict[str, Any]) -> str:
     """A digest of everything that a compiler of one version is given, of which line numbers, comments and this
     machine are no part."""
-    chosen = [(name, options[name]) for name in GIVEN if options.get(name) is not None]
+    # AMD's backend says 0 waves where none were asked for
+    chosen = [(n, options[n]) for n in GIVEN if options.get(n) is not None and (n, options[n]) != ("waves_per_eu", 0)]
     constants = sorted((at, str(value)) for at, value in source.constants.items())
     given = (source_digest(source.fn), source.name, source.signature, constants, sorted(source.attrs.items()), chosen)
     return hashlib.sha256(repr((given, target.backend, target.arch)).encode()).hexdigest()[:20]
