@@ -268,8 +268,11 @@ def named(chip: str, only: str = "") -> list[Found]:
     return [one for scene in wanted for one in laboratory.play(scene, chip)]
 
 
-DERIVED = {"SS", "SD", "SR", "SL", "RS", "RR", "RL", "RD", "C", "ENTRY"}
-"""Sizes that follow from layout, width and channels together: no branch hangs on a single value of them."""
+DERIVED = {
+    "SS", "SD", "SR", "SL", "RS", "RR", "RL", "RD", "C", "ENTRY", "SA", "SI", "SRD", "SRK", "SRU", "E", "IL", "IN",
+    "IR", "ML", "MS",
+}  # fmt: skip
+"""Sizes and strides that follow from layout, width, heads and channels together: no branch hangs on a single value."""
 
 
 def values(found: Sequence[Found]) -> set[tuple[str, str, str, str]]:
