@@ -49,9 +49,7 @@ class Doubts:
         files = self.program.files
         if files[target.ref[0]].is_test and not files[context.file].is_test:
             return True  # what a test defines is made for what that test does with it
-        if reach.either and accepting:
-            return True
-        if self._meant_by_the_other_branch(verdict, accepting, call, context):
+        if (reach.either and accepting) or self._meant_by_the_other_branch(verdict, accepting, call, context):
             return True
         if self.versions.undecided(self.inference.chain(context.file, call.guard), context.file):
             return True

@@ -59,7 +59,7 @@ def _assigned(module: str, value: ast.expr, depth: int) -> Site | None:
         made = _made(_assigned(module, value.func, depth))
         if made is not None or len(value.args) != 1:
             return made
-        value = value.args[0]
+        return _assigned(module, value.args[0], depth)
     if isinstance(value, ast.Name):
         return _site(module, value.id, depth)
     if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):

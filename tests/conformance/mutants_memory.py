@@ -353,7 +353,7 @@ def ignores_out_in_decode(c: Call) -> Tensor:
 def leaves_padding_of_its_own_output(c: Call) -> Tensor:
     if c.out is not None or not c.x.is_floating_point() or c.x.is_meta:
         return c.run()  # type: ignore[no-any-return]
-    made = torch.empty_like(c.x, memory_format=torch.contiguous_format)
+    made = torch.full_like(c.x, float("nan"), memory_format=torch.contiguous_format)  # what new memory may hold
     before = made.clone()
     y: Tensor = c.run(out=made)
     padded = ~live_tokens(c.metadata, c.x.shape[0])

@@ -103,7 +103,7 @@ def test_a_decode_may_run_twice(kit: Kit, kind: str, layout: str) -> None:
             rig.advance(rows, [1, 1])
 
 
-@cases("kind, layout", states, quick=0)
+@cases("kind, layout", states, quick=1)
 @over_ssm()
 @clauses("CS-SSM-06")
 def test_ring_batch_order_and_padding(kit: Kit, kind: str, layout: str) -> None:
