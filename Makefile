@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 LINTERS := $(VENV)/.linters
 WORKERS ?= 2
 PYTEST_ARGS ?=
-# One variant in so many is lowered: CI takes every fifth, for its time.
+# One variant in so many is lowered: CI takes every tenth, for its time.
 EVERY ?= 1
 PLUGGY_VERSIONS ?= 1.5.0 1.6.0 1.7.0
 
